@@ -26,10 +26,8 @@ _HEADERS = {
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",  # images of patients do not belong in a browser's cache
 }
 
@@ -49,34 +47,39 @@ class Guard:
     token: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
+            await self.app(scope, receive, send)
             return
         from starlette.requests import Request
 
         request = Request(scope)
-        response = self._sign_in(request) or self._refusal(request)
-        if response is None:
-            await self.app(scope, receive, _with_headers(send))
-            return
-        if "transfer-encoding" not in request.headers:
+        answer = self._sign_in(request) or self._refusal(request)
+        if answer is not None and "transfer-encoding" not in request.headers:
             while (await receive()).get("more_body"):
                 pass  # a sender that is cut off would not read the answer
-        await response(scope, receive, _with_headers(send))
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", []), *added]}
+            await send(message)
+
+        await (answer or self.app)(scope, receive, send_with_headers)
 
     def _sign_in(self, request: Request) -> Response | None:
         """The address that was printed carries the token; a cookie keeps it."""
         from starlette.responses import RedirectResponse
 
-        given = request.query_params.get("token", "")
-        if request.method != "GET" or self.token is None or not _equal(given, self.token):
+        if request.method != "GET" or not self._is_token(request.query_params.get("token")):
             return None
         response = RedirectResponse("/", 303)
-        response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+        response.set_cookie(COOKIE, self.token or "", httponly=True, samesite="strict")
         return response
+
+    def _is_token(self, given: str | None) -> bool:
+        if self.token is None or given is None:
+            return False
+        return secrets.compare_digest(given.encode(), self.token.encode())
 
     def _refusal(self, request: Request) -> Response | None:
         """Why the request may not pass, or None."""
@@ -92,10 +95,10 @@ class Guard:
             return 403, "This page is only served at the address that was printed when it started."
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "Requests from other sites are refused."
-        if self.token is not None:
-            bearer = headers.get("authorization", "").removeprefix("Bearer ")
-            if not any(_equal(t, self.token) for t in (bearer, request.cookies.get(COOKIE, ""))):
-                return 401, "The token is missing or wrong. Open the address that was printed."
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        given = (bearer, request.cookies.get(COOKIE))
+        if self.token is not None and not any(map(self._is_token, given)):
+            return 401, "The token is missing or wrong. Open the address that was printed."
         return None
 
     def _refused_size(self, request: Request) -> tuple[int, str] | None:
@@ -109,17 +112,3 @@ class Guard:
         if int(length) > limit:
             return 413, f"The request is larger than the limit of {limit / 1e6:g} MB."
         return None
-
-
-def _equal(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode(), token.encode())
-
-
-def _with_headers(send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            added = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *added]}
-        await send(message)
-
-    return send_with_headers

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.data.case import Case, Dataset, images_of
+from ogkd.data.case import Case, Dataset
 from ogkd.data.fetch import resolve_data
 from ogkd.errors import ConfigError, DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
@@ -29,6 +29,7 @@ from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
+from ogkd.model.table import decision_json
 from ogkd.progress import progress_bar
 from ogkd.serve.uploads import Upload
 
@@ -38,7 +39,6 @@ _SIMILAR = 4  # support images shown
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
 _DECIDING = 320  # of an image that decided the answer for a case
-_MOST_IMAGES = 4096  # of one upload
 Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 
 
@@ -93,15 +93,9 @@ def load_models(
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Folder names; if two are equal, with their parent folder or a number."""
+    """Folder names; equal ones with a number."""
     last = [folder.resolve().name for folder in folders]
-    names = [
-        f"{folder.resolve().parent.name}/{name}" if last.count(name) > 1 else name
-        for folder, name in zip(folders, last, strict=True)
-    ]
-    if len(set(names)) < len(names):
-        return [f"{number}. {name}" for number, name in enumerate(names, 1)]
-    return names
+    return [f"{n}. {name}" if last.count(name) > 1 else name for n, name in enumerate(last, 1)]
 
 
 def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
@@ -147,35 +141,27 @@ def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> 
     Models with the same backbone share encodings; predictions and evidence maps (`images`) come
     from them.
     """
-    encodings = _Encodings(models)
-    return [answer for model in models for answer in _answers(model, upload, encodings, images)]
+    known: dict[tuple[object, ...], list[EncodedBatch]] = {}
+    deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
 
-
-class _Encodings:
-    """Encodes the images of an upload once for all models of a backbone."""
-
-    def __init__(self, models: Sequence[Model]) -> None:
-        self._deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
-        self._known: dict[tuple[object, ...], list[EncodedBatch]] = {}
-
-    def of(self, model: Model) -> Encode:
+    def encoder(model: Model) -> Encode:
         backbone = model.classifier.backbone
 
-        def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            refs = tuple(images)
-            key = (backbone.digest, refs)
-            if key not in self._known:
-                deep = backbone.digest in self._deep
-                batches = encode_files(backbone, refs, deep=deep)
+        def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+            key = (backbone.digest, *(images := tuple(refs)))
+            if key not in known:
+                batches = encode_files(backbone, images, deep=backbone.digest in deep)
                 # Crops of many images would fill the memory: evidence makes that of one again.
                 many = model.joins_images
-                self._known[key] = [replace(b, crops=None) if many else b for b in batches]
-            return iter(self._known[key])
+                known[key] = [replace(batch, crops=None) if many else batch for batch in batches]
+            return iter(known[key])
 
         return encode
 
+    return [entry for m in models for entry in _answers(m, upload, encoder(m), images)]
 
-def _answers(model: Model, upload: Upload, encodings: _Encodings, images: bool) -> Iterator[Answer]:
+
+def _answers(model: Model, upload: Upload, encode: Encode, images: bool) -> Iterator[Answer]:
     """An answer for each case of the upload; what has none is named with the first."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OgkdWarning)
@@ -183,77 +169,50 @@ def _answers(model: Model, upload: Upload, encodings: _Encodings, images: bool) 
             cases = upload.cases(model.classifier.card.grouping)
         except OgkdError as error:
             raise DataError(upload.in_user_words(str(error))) from None
-    if (count := len(images_of(cases))) > _MOST_IMAGES:
-        raise DataError(
-            f"The upload has {count:,} images, more than the {_MOST_IMAGES:,} that the page "
-            "answers. Use `ogkd predict`, or fit on fewer."
-        )
-    decisions = list(model.decider.decide(cases, encodings.of(model), crops=images))
+    decisions = list(model.decider.decide(cases, encode, crops=images))
+    answered = [decision for decision in decisions if decision.error is None]
     failures = [
-        upload.in_user_words(
-            f"{decision.case.name}: {decision.error}" if cases[1:] else str(decision.error)
-        )
+        f"{decision.case.name}: {decision.error}" if cases[1:] else str(decision.error)
         for decision in decisions
         if decision.error is not None
     ]
-    notes = [upload.in_user_words(str(warning.message)) for warning in caught]
+    if not answered:
+        raise DataError(upload.in_user_words(failures[0]))
+    notes = [model.note, *(str(warning.message) for warning in caught)]
     if failures:
         notes.append(f"Not answered: {'; '.join(failures)}")
-    answered = [decision for decision in decisions if decision.error is None]
-    if not answered:
-        raise DataError(failures[0])
-    for number, decision in enumerate(answered):
-        answer = _answer(model, upload, decision, images=images)
-        if not number:
-            answer["note"] = " ".join(filter(None, [answer["note"], *notes]))
-        yield answer
+    note = upload.in_user_words(" ".join(filter(None, notes)))
+    for decision in answered:
+        yield _answer(model, upload, decision, note, images=images)
+        note = model.note
 
 
 def _thumbnail(image: ImageRef, most: int) -> str:
     return data_uri(Image.fromarray(read_image(image)), most=most)
 
 
-def _answer(model: Model, upload: Upload, decision: Decision, *, images: bool) -> Answer:
-    classifier, answer = model.classifier, decision.answer
-    assert answer is not None
-    names, shares = classifier.class_names, answer.probabilities
-    order = np.argsort(-np.asarray(shares), kind="stable")
-    ranked = {names[label]: round(shares[label], 6) for label in order}
-    plausible = answer.plausible
+def _answer(
+    model: Model, upload: Upload, decision: Decision, note: str, *, images: bool
+) -> Answer:
+    """The decision as `predict` writes it, and what the page shows beside it."""
+    classifier = model.classifier
     body: Answer = {
+        **decision_json(classifier.task, decision, joined=True),
         "model": model.name,
         "method": classifier.card.method,
-        "prediction": answer.prediction,
-        "probabilities": ranked,
         "calibrated": classifier.calibration is not None,
-        "conformal_set": None if plausible is None else [n for n in ranked if n in plausible],
         "coverage": model.decider.coverage,
-        "uncertain": bool(decision.reasons),
-        "withheld": bool(decision.unfamiliar or decision.abstain),
         "reasons": list(decision.reasons),
-        "note": model.note,
+        "note": note,
         "similar": _similar(model, decision, images=images),
-        "case": _case(upload, decision, images=images and model.joins_images),
     }
-    if answer.verdicts is not None:
-        body["findings"] = dict(zip(names, answer.verdicts, strict=True))
+    for entry, part in zip(body["decided_by"], decision.deciding, strict=True):
+        entry["path"] = upload.in_user_words(entry["path"])
+        if images and model.joins_images:
+            entry["image"] = _thumbnail(part.image, _DECIDING)
     if images and (evidence := evidence_json(classifier, decision)) is not None:
         body["evidence"] = evidence
     return body
-
-
-def _case(upload: Upload, decision: Decision, *, images: bool) -> dict[str, Any]:
-    """Which case an answer is about, and its images that weigh most."""
-    deciding = [
-        {
-            "file": upload.files[part.image.file],
-            "part": part.image.part,
-            "weight": round(part.weight, 4),
-            **({"image": _thumbnail(part.image, _DECIDING)} if images else {}),
-        }
-        for part in decision.deciding
-    ]
-    return {"name": decision.case.name, "images": decision.read, "decided_by": deciding}
 
 
 def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] | None:
@@ -294,6 +253,23 @@ def _similar(model: Model, decision: Decision, *, images: bool) -> list[dict[str
             entry["image"] = model.thumbnails[row]
         similar.append(entry)
     return similar
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """`/model` of openapi.json."""
+    classifier = model.classifier
+    return {
+        "name": model.name,
+        "method": classifier.card.method,
+        "backbone": classifier.card.backbone.short_name,
+        "classes": list(classifier.class_names),
+        "normal": list(classifier.card.normal),
+        "learned_from": list(classifier.card.support_counts),
+        "calibrated": classifier.calibration is not None,
+        "coverage": model.decider.coverage,
+        "note": model.note,
+        "cases": model.joins_images,
+    }
 
 
 def as_json(upload: Upload, given: Sequence[Answer]) -> dict[str, Any]:

@@ -8,10 +8,8 @@ import ipaddress
 import secrets
 import signal
 import socket
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ogkd.errors import ConfigError
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.uploads import MIDDLE, UploadReader
-from ogkd.serve.web import Worker, error_handlers, use_routes
+from ogkd.serve.uploads import UploadReader
+from ogkd.serve.web import error_handlers, page_routes, use_routes
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
@@ -30,8 +28,6 @@ _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
 _TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_CONNECTING = frozenset({"socket.connect", "socket.getaddrinfo", "socket.sendto"})
-_serving, _hooked = threading.Event(), threading.Event()
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,6 @@ class Settings:
     host: str = "127.0.0.1"
     port: int | None = None  # None: 7860, or the next free one
     max_bytes: int = 50_000_000
-    max_pixels: int = 50_000_000
 
     @cached_property
     def token(self) -> str | None:
@@ -71,20 +66,19 @@ def is_loopback(host: str) -> bool:
 def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[str], None]) -> None:
     """Serve an app until Ctrl-C; `say` receives the address once it responds.
 
-    `make` is given a private folder for uploads, which is removed at the end.
+    `make` is given a folder for uploads that only this user can read; it is removed at the end.
     """
     require_server()
     import uvicorn
 
-    _raise_on_sigterm()
-    with _private_folder() as folder, contextlib.closing(_listen(settings)) as listener:
+    # SIGTERM unwinds as Ctrl-C does, so that the uploads are removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    private = tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True)
+    with private as folder, contextlib.closing(_listen(settings)) as listener:
         config = uvicorn.Config(
-            make(folder),
+            make(Path(folder).resolve()),
             log_level="critical",
             access_log=False,
-            server_header=False,
-            date_header=False,
-            proxy_headers=False,
             timeout_graceful_shutdown=2,
             ws="none",
             http="h11",
@@ -98,31 +92,10 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets=sockets)
                 say(address)
-                _serving.set()  # from now on; an event loop may connect to itself when it is made
 
         # uvicorn shuts the server down and then raises the signal again.
-        with contextlib.suppress(KeyboardInterrupt), refuse_connections():
+        with contextlib.suppress(KeyboardInterrupt):
             Server(config).run(sockets=[listener])
-
-
-@contextlib.contextmanager
-def refuse_connections() -> Iterator[None]:
-    """While `_serving` is set, nothing in this process can open a connection or look up a name.
-
-    The page has no use for either; requests are checked as well, so this is the second lock.
-    """
-    if not _hooked.is_set():
-        _hooked.set()
-        sys.addaudithook(_refuse_connection)  # cannot be removed again
-    try:
-        yield
-    finally:
-        _serving.clear()
-
-
-def _refuse_connection(event: str, _: object) -> None:
-    if event in _CONNECTING and _serving.is_set():
-        raise ConnectionRefusedError("The page opens no connections to other machines.")
 
 
 def serve_models(
@@ -134,11 +107,9 @@ def serve_models(
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
     slices = (model.classifier.card.grouping.slice for model in models)
-    reader = UploadReader(settings.max_pixels, next(filter(None, slices), MIDDLE))
-    routes = use_routes(
-        lambda: models, reader, Worker(), folder=folder, max_bytes=settings.max_bytes
-    )
-    return guarded(routes, settings)
+    reader = UploadReader(next(filter(None, slices), UploadReader.frame))
+    routes = use_routes(lambda: models, reader, folder, settings.max_bytes)
+    return guarded([*routes, *page_routes()], settings)
 
 
 def guarded(
@@ -162,41 +133,23 @@ def guarded(
     )
 
 
-def _raise_on_sigterm() -> None:
-    """Let SIGTERM unwind as Ctrl-C does, so that the upload folder is removed."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """A folder for uploads that only this user can read; removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True) as name:
-        yield Path(name).resolve()
-
-
 def _listen(settings: Settings) -> socket.socket:
     """A bound socket at the requested port, or at the first free one."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # "::" also serves IPv4
-    ports = [settings.port] if settings.port is not None else range(_PORT, _PORT + _TRIED)
+    ports = range(_PORT, _PORT + _TRIED) if settings.port is None else [settings.port]
     for port in ports:
         try:
-            return socket.create_server(
-                (host, port), family=family, backlog=1024, dualstack_ipv6=both
-            )
+            return socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
-            reason = (error.strerror or str(error)).partition(" (while")[0]
             taken = error.errno == errno.EADDRINUSE
-            if not taken or settings.port is not None:
-                raise ConfigError(
-                    f"Cannot serve at {settings.host}, port {port}: {reason}. Choose another "
-                    f"{'port' if taken else 'host (an address of this machine) or port'}.",
-                    argument="port" if taken else "host",
-                ) from error
-    last = _PORT + _TRIED - 1
-    raise ConfigError(f"No port from {_PORT} to {last} is free. Choose one.", argument="port")
+            if taken and port != ports[-1]:
+                continue
+            raise ConfigError(
+                f"Cannot serve at {settings.host}, port {port}: {error.strerror or error}.",
+                argument="port" if taken else "host",
+            ) from error
+    raise AssertionError("there is a port to try")
 
 
 def _address(listener: socket.socket) -> str:

@@ -1,12 +1,10 @@
-"""Uploaded files: recognised by their first bytes, decoded within limits, grouped into cases."""
+"""Uploaded files: recognised by their first bytes, read as `predict` reads them, and grouped."""
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import re
 import shutil
-import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,42 +13,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from ogkd.data.case import Case, images_of
 from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError, OgkdError
-from ogkd.images import ImageRef, SliceRule
-from ogkd.images.dicom import Series, frame_count, read_dicom
-from ogkd.images.nifti import declared_bytes, read_nifti
-from ogkd.images.plain import TIFF_MARKS, read_plain
+from ogkd.images import ImageRef, SliceRule, read_image
+from ogkd.images.dicom import Series, frame_count
+from ogkd.images.plain import TIFF_MARKS
 from ogkd.images.ref import kind_of
-from ogkd.images.slices import AXIAL, SlicesRule
+from ogkd.images.slices import SlicesRule
 from ogkd.images.slide import is_slide, overview
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
 FORMATS = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
-_SIGNATURES = (  # bytes, their offset, and the suffix by which the file is then read
-    (b"DICM", 128, ".dcm"),
-    (b"\x89PNG\r\n\x1a\n", 0, ".png"),
-    (b"\xff\xd8\xff", 0, ".jpg"),
-    *((mark, 0, ".tif") for mark in TIFF_MARKS),
-    (b"BM", 0, ".bmp"),
-    (b"WEBP", 8, ".webp"),
-    (b"n+1\0", 344, ".nii"),
-    (b"n+2\0", 4, ".nii"),
+_SUFFIXES = (  # of the kinds that are not read by their content alone: offset, bytes, suffix
+    (0, b"\x1f\x8b", ".nii.gz"),
+    (344, b"n+1\0", ".nii"),
+    (4, b"n+2\0", ".nii"),
+    *((0, mark, ".tif") for mark in TIFF_MARKS),  # perhaps a whole slide
 )
-MIDDLE = SliceRule.parse("index=middle")
-_NOT_AN_IMAGE = f"The file is not a {FORMATS} image. Choose another."
-_DAMAGED = "The file is damaged or incomplete. Save it again, or choose another."
-_NAME = 60  # characters of a file name that are shown
-_START = 30  # of these, how many from the start
 _MAX_FILES = 2000  # of one upload
-_MAX_UNPACKED = 2_000_000_000  # bytes of a volume
 _NAMED = 3  # files that could not be read
-_HEADER = 348  # bytes of a file by which it is recognised
 
 
 @dataclass(frozen=True)
@@ -105,14 +90,14 @@ async def receive_files(request: Request, folder: Path) -> dict[Path, str]:
 
     kind = request.headers.get("content-type", "").lower()
     if not kind.startswith("multipart/form-data"):
-        file = folder / "0"
+        file = folder / "0.upload"
         name = display_name(request.query_params.get("name", ""))
         return {file: name} if await receive_file(request, file) else {}
     files: dict[Path, str] = {}
     async with request.form(max_files=_MAX_FILES) as form:
         parts = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
         for number, part in enumerate(parts):
-            file = folder / str(number)
+            file = folder / f"{number}.upload"
             with file.open("wb") as target:
                 shutil.copyfileobj(part.file, target)
             files[file] = display_name(part.filename or "")
@@ -131,8 +116,7 @@ async def receive_file(request: Request, file: Path) -> int:
 class UploadReader:
     """Decodes uploads; `frame` is used for a file with several frames or slices."""
 
-    max_pixels: int
-    frame: SliceRule = MIDDLE
+    frame: SliceRule = SliceRule.parse("axis=2,index=middle")
 
     def read(self, files: Mapping[Path, str], *, whole: bool = False) -> Upload:
         """Decode an upload; with `whole`, its files may be volumes or slides to take whole.
@@ -145,81 +129,39 @@ class UploadReader:
         unread: list[str] = []
         notes: list[str] = []
         for received, name in files.items():
+            prefix = f"{name}: " if len(files) > 1 else ""
+            file = _with_suffix(received)
             try:
-                file, suffix = _with_suffix(received)
-                image, note = self._part(file, suffix)
-                pixels = self._pixels(image, suffix, whole=whole)
+                image = ImageRef(file).sliced(self.frame)
+                pixels = overview(file) if whole and is_slide(file) else read_image(image)
             except OgkdError as error:
-                unread.append(f"{name}: {error}" if len(files) > 1 else str(error))
+                unread.append(prefix + str(error).replace(str(file), "The file"))
                 continue
             names[file] = name
             images.append(image)
             first = pixels if first is None else first
-            if note and not whole:
-                notes.append(f"{name}: {note}" if len(files) > 1 else note)
+            if image.part and not whole:
+                notes.append(f"{prefix}Of the file, {image.part} is used.")
         if first is None:
             raise DataError(unread[0])
         if unread:
             notes.append(f"Not used ({len(unread)}): {'; '.join(unread[:_NAMED])}")
         return Upload(names, images, first, " ".join(notes))
 
-    def _part(self, file: Path, suffix: str) -> tuple[ImageRef, str]:
-        """The image of a file to show, and of several the words that say which."""
-        if suffix == ".dcm" and (frames := frame_count(file)) > 1:
-            part = self.frame.frame
-            return ImageRef(file, part), f"The file has {frames} frames; the frame {part} is used."
-        if suffix.startswith(".nii"):
-            axis = AXIAL if self.frame.axis is None else self.frame.axis
-            part = str(SliceRule(axis, self.frame.index))
-            return ImageRef(file, part), f"The file is a volume; the slice {part} is used."
-        return ImageRef(file), ""
-
-    def _pixels(self, image: ImageRef, suffix: str, *, whole: bool) -> NDArray[np.uint8]:
-        file, limit = image.file, self.max_pixels
-        try:
-            if suffix == ".dcm":
-                return read_dicom(file, image.part, max_pixels=limit)
-            if suffix.startswith(".nii"):
-                if (size := declared_bytes(file)) > _MAX_UNPACKED:
-                    most = f"the limit of {_MAX_UNPACKED / 1e9:g} GB"
-                    raise DataError(f"The file unpacks to {size / 1e9:.1f} GB, more than {most}.")
-                return read_nifti(file, image.part, max_pixels=limit)
-            if whole and is_slide(file):
-                return overview(file)
-            return read_plain(file, max_pixels=limit)
-        except OgkdError as error:
-            raise type(error)(str(error).replace(str(file), "The file")) from None
-        except UnidentifiedImageError:
-            raise DataError(_NOT_AN_IMAGE) from None
-        except Image.DecompressionBombError:
-            most = f"the limit of {limit:,}. Scale it down first."
-            raise DataError(f"The file declares far more pixels than {most}") from None
-        except Exception as error:  # decoders raise all kinds of errors on malformed files
-            raise DataError(_DAMAGED) from error
-
 
 def display_name(name: str) -> str:
-    """A file name without folders and odd characters, and not too long to show."""
-    clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name).strip(" .") or "image"
-    if len(clean) > _NAME:  # keep both ends and show that something is missing
-        clean = f"{clean[:_START]}...{clean[_START + 3 - _NAME :]}"
-    return clean
+    """A file name without folders and odd characters."""
+    return re.sub(r"[^\w. ()+-]", "_", Path(name).name)[-255:].strip(" .") or "image"
 
 
-def _with_suffix(received: Path) -> tuple[Path, str]:
-    """The file with the suffix of its content, by which it is read."""
+def _with_suffix(received: Path) -> Path:
+    """The file with the suffix that its content is read by, if it needs one."""
     with received.open("rb") as stream:
-        start, packed = stream.read(_HEADER), ""
-    if start.startswith(b"\x1f\x8b"):
-        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(received) as stream:
-            start, packed = stream.read(_HEADER), ".gz"
-    for signature, offset, suffix in _SIGNATURES:
-        matches = start[offset : offset + len(signature)] == signature
-        if matches and (suffix == ".nii" or not packed):
-            return received.rename(received.with_name(f"{received.name}{suffix}{packed}")), (
-                suffix + packed
-            )
-    raise DataError(_NOT_AN_IMAGE)
+        start = stream.read(352)
+    for offset, mark, suffix in _SUFFIXES:
+        if start[offset:].startswith(mark):
+            return received.rename(received.with_suffix(suffix))
+    return received
 
 
 def listed(names: Sequence[str]) -> str:
@@ -238,7 +180,7 @@ def _in_order(files: Sequence[Path]) -> tuple[ImageRef, ...]:
 def _case_key(file: Path, by: str | None) -> tuple[str, str]:
     """What the file's case is called, and what identifies it; "" if nothing does."""
     kind = kind_of(file)
-    several = kind in ("nifti", "slide") or is_slide(file)
+    several = kind == "nifti" or is_slide(file)
     if by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
         return "", str(file)
     if kind != "dicom":
@@ -247,7 +189,6 @@ def _case_key(file: Path, by: str | None) -> tuple[str, str]:
         series = Series.of(file)
     except DataError:  # reading the image will say why
         return "", ""
-    name, uid = series.study_name, series.study
     if by in (None, "series"):
-        name, uid = series.series_name, series.series
-    return (name, uid) if uid else ("", "")
+        return (series.series_name, series.series) if series.series else ("", "")
+    return (series.study_name, series.study) if series.study else ("", "")

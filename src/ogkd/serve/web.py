@@ -7,7 +7,6 @@ import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,21 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 
 from ogkd.errors import DataError, OgkdError
-from ogkd.files import read_json
 from ogkd.images import data_uri
 from ogkd.model.card import CAUTION
-from ogkd.serve.models import PREVIEW, Model, answers, as_json
+from ogkd.serve.models import PREVIEW, Model, answers, as_json, describe
 from ogkd.serve.uploads import FORMATS, UploadReader, receive_files
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import Route
+    from starlette.routing import BaseRoute, Route
 
 STATIC = Path(__file__).parent / "static"
+OPENAPI = Path(__file__).parent / "openapi.json"
 _MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_TYPES |= {".json": "application/json", ".svg": "image/svg+xml"}
 log = logging.getLogger("ogkd.serve")
 T = TypeVar("T")
 
@@ -47,24 +44,26 @@ class Worker:
 def use_routes(
     models: Callable[[], Sequence[Model]],
     reader: UploadReader,
-    worker: Worker,
-    *,
     folder: Path,
     max_bytes: int,
+    *,
+    worker: Worker | None = None,
+    **facts: Any,
 ) -> list[Route]:
     """The routes by which models are used; `models` gives those that answer now.
 
-    An upload is in `folder` until it is answered.
+    An upload is in `folder` until it is answered; /model also gives `facts`.
     """
     from starlette.responses import JSONResponse
     from starlette.routing import Route
+
+    job = worker or Worker()
 
     def answer(files: Mapping[Path, str], images: bool) -> dict[str, Any]:
         current = models()
         if not current:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        whole = any(model.joins_images for model in current)
-        upload = reader.read(files, whole=whole)
+        upload = reader.read(files, whole=any(model.joins_images for model in current))
         body = as_json(upload, answers(current, upload, images=images))
         if images:
             body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
@@ -76,10 +75,12 @@ def use_routes(
             files = await receive_files(request, Path(name))
             if not files:
                 return problem("Send the bytes of an image file as the body of the request.")
-            return JSONResponse(await worker.run(lambda: answer(files, images)))
+            return JSONResponse(await job.run(lambda: answer(files, images)))
 
     async def model(_: Request) -> Response:
-        return JSONResponse(describe_all(models(), max_bytes, reader.max_pixels))
+        described = [describe(model) for model in models()]
+        limits = {"formats": FORMATS, "max_bytes": max_bytes}
+        return JSONResponse({"models": described, "caution": CAUTION, **limits, **facts})
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "version": version("ogkd")})
@@ -88,34 +89,20 @@ def use_routes(
         Route("/predict", predict, methods=["POST"]),
         Route("/model", model),
         Route("/health", health),
-        *static_routes(),
     ]
 
 
-def describe_all(models: Sequence[Model], max_bytes: int, max_pixels: int) -> dict[str, Any]:
-    return {
-        "models": [describe(model) for model in models],
-        "caution": CAUTION,
-        "formats": FORMATS,
-        "max_bytes": max_bytes,
-        "max_pixels": max_pixels,
-    }
+def page_routes() -> list[BaseRoute]:
+    """The page's own files, and the description of the API that programs may rely on."""
+    from starlette.responses import FileResponse
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
-
-def describe(model: Model) -> dict[str, Any]:
-    classifier = model.classifier
-    return {
-        "name": model.name,
-        "method": classifier.card.method,
-        "backbone": classifier.card.backbone.short_name,
-        "classes": list(classifier.class_names),
-        "normal": list(classifier.card.normal),
-        "learned_from": list(classifier.card.support_counts),
-        "calibrated": classifier.calibration is not None,
-        "coverage": model.decider.coverage,
-        "note": model.note,
-        "cases": model.joins_images,
-    }
+    return [
+        Route("/", lambda _: FileResponse(STATIC / "index.html")),
+        Route("/openapi.json", lambda _: FileResponse(OPENAPI)),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
 
 
 def problem(message: str, status: int = 400) -> Response:
@@ -141,34 +128,3 @@ def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
         ClientDisconnect: lambda *_: problem("The request was cut off."),
         Exception: internal,
     }
-
-
-def static_routes() -> list[Route]:
-    """One route for each file of the page, and none for anything else."""
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    def served(content: bytes, kind: str) -> Callable[[Request], Response]:
-        return lambda _: Response(content, media_type=kind)
-
-    routes = []
-    for file in sorted(STATIC.iterdir()):
-        if kind := _TYPES.get(file.suffix):
-            path = "/" if file.name == "index.html" else f"/static/{file.name}"
-            routes.append(Route(path, served(file.read_bytes(), kind)))
-    routes.append(Route("/openapi.json", served_openapi))
-    return routes
-
-
-def served_openapi(_: Request) -> Response:
-    from starlette.responses import JSONResponse
-
-    return JSONResponse(openapi())
-
-
-@cache
-def openapi() -> dict[str, Any]:
-    """The description of the API that programs may rely on."""
-    description: dict[str, Any] = read_json(Path(__file__).parent / "openapi.json")
-    description["info"]["version"] = version("ogkd")
-    return description

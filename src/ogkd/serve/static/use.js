@@ -8,7 +8,6 @@ export function usePanel(facts) {
   const limits = t("use.limits", {
     formats: facts.formats,
     mb: facts.max_bytes / 1e6,
-    megapixels: facts.max_pixels / 1e6,
   });
   const label = t(facts.models.some((model) => model.cases) ? "use.drop.cases" : "use.drop");
   const zone = dropZone({ id: "upload", label, hint: limits, multiple: true, taken: ask });
@@ -35,18 +34,21 @@ export function usePanel(facts) {
 const welcome = () => h("p.welcome", { role: "status" }, t("use.welcome"));
 
 function headline(entry) {
-  if (entry.uncertain) return t("answer.uncertain");
-  return t(entry.conformal_set ? "answer.suggestion" : "answer.probable", { name: entry.prediction });
+  if (entry.reasons.length) return t("answer.uncertain");
+  return t(entry.set ? "answer.suggestion" : "answer.probable", { name: entry.prediction });
 }
 
 // The name of the case that an answer is about, if the upload has several.
 function caseName(reply, entry) {
-  return new Set(reply.models.map((other) => other.case.name)).size > 1 ? entry.case.name : "";
+  return new Set(reply.models.map((other) => other.case)).size > 1 ? entry.case : "";
 }
+
+// An unfamiliar image, or one that the model abstains from: its probabilities mean nothing.
+const withheld = (entry) => entry.unfamiliar || entry.abstain;
 
 function answer(reply) {
   const cases = reply.models.some((entry) => caseName(reply, entry));
-  const several = reply.models.length > 1 && !cases && !reply.models.some((entry) => entry.withheld);
+  const several = reply.models.length > 1 && !cases && !reply.models.some(withheld);
   const first = new Set(reply.models.map((entry) => entry.prediction));
   const agree = several && h(
     "p.agree",
@@ -61,7 +63,7 @@ function answer(reply) {
       { "aria-label": t("answer.image") },
       h("img", { src: reply.image.preview, alt: t("answer.image.alt") }),
       h("p", {}, h("strong.name", {}, reply.image.name), h("br"), t("answer.size", reply.image)),
-      reply.models.some((entry) => entry.case.images > 1) && h("p", {}, t("case.shown")),
+      reply.models.some((entry) => entry.images > 1) && h("p", {}, t("case.shown")),
       cases && h("p", { role: "status" }, t("case.several")),
       reply.image.note && h("p", {}, reply.image.note),
       agree
@@ -71,32 +73,32 @@ function answer(reply) {
 }
 
 function card(entry, number, name) {
-  const sure = entry.findings ? entry.calibrated : entry.conformal_set !== null; // it can tell when it is unsure
-  const kind = entry.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
-  const answered = (name) => (entry.findings ? `${name}: ${entry.findings[name]}` : name);
-  const rows = Object.entries(entry.probabilities).map(([name, p]) => [answered(name), p]);
+  const sure = entry.answers ? entry.calibrated : entry.set !== null; // it can tell when it is unsure
+  const kind = entry.reasons.length ? "uncertain" : sure ? "suggested" : "unknown";
+  const answered = (name) => (entry.answers ? `${name}: ${entry.answers[name]}` : name);
+  const rows = ranked(entry.probabilities).map(([name, p]) => [answered(name), p]);
   const table = classTable(rows, t(entry.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
   const coverage = percent(entry.coverage, Number.isInteger(100 * entry.coverage) ? 0 : 1);
   let below = null;
-  if (entry.uncertain) below = h("ul", {}, entry.reasons.map((reason) => h("li", {}, reason)));
-  else if (!sure || !entry.findings) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
-  const joined = entry.case.images > 1;
+  if (entry.reasons.length) below = h("ul", {}, entry.reasons.map((reason) => h("li", {}, reason)));
+  else if (!sure || !entry.answers) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
+  const joined = entry.images > 1;
   const heading = `model-${number}`;
   return h(
     "article.card",
     { "aria-labelledby": heading },
     h("h2", { id: heading }, entry.model, " ", h("small", {}, entry.method), name && h("span.case", {}, name)),
-    h(`div.state.${kind}`, { role: entry.uncertain ? "alert" : "status" }, h("strong", {}, headline(entry)), below),
+    h(`div.state.${kind}`, { role: entry.reasons.length ? "alert" : "status" }, h("strong", {}, headline(entry)), below),
     entry.note && h("p.set", {}, entry.note),
-    entry.withheld ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
-    entry.conformal_set && !entry.withheld && h(
+    withheld(entry) ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
+    entry.set && !withheld(entry) && h(
       "p.set",
       { title: t("help.set") },
       t("answer.set", { coverage }),
       " ",
-      h("strong", {}, entry.conformal_set.join(", ") || t("answer.none"))
+      h("strong", {}, entry.set.join(", ") || t("answer.none"))
     ),
-    joined && deciding(entry.case),
+    joined && deciding(entry),
     joined && entry.evidence && h("h3", {}, t("case.evidence")),
     entry.evidence && evidenceFigure(entry.evidence),
     entry.similar.length > 0 && h("h3", {}, t("answer.similar")),
@@ -118,10 +120,10 @@ function card(entry, number, name) {
 // The images of a case that weigh most in its answer.
 function deciding(answered) {
   const name = (entry) => {
-    const [, index] = /(?:^|,)index=(\w+)$/.exec(entry.part) ?? [];
-    const [, x, y] = /^tile=(\d+),(\d+),/.exec(entry.part) ?? [];
+    const [, index] = /[#,]index=(\w+)$/.exec(entry.path) ?? [];
+    const [, x, y] = /#tile=(\d+),(\d+),/.exec(entry.path) ?? [];
     if (index) return t("case.slice", { index });
-    return x ? t("case.tile", { x, y }) : entry.file;
+    return x ? t("case.tile", { x, y }) : entry.path;
   };
   return [
     h("h3", {}, t("case.deciding", { count: answered.images })),
@@ -129,7 +131,7 @@ function deciding(answered) {
       "li",
       {},
       entry.image && h("img", { src: entry.image, alt: t("case.alt", { name: name(entry) }) }),
-      h("span", { title: entry.part ? `${entry.file}#${entry.part}` : entry.file }, name(entry)),
+      h("span", { title: entry.path }, name(entry)),
       " ",
       h("span.number", {}, t("case.weight", { weight: percent(entry.weight) }))
     ))),
@@ -150,6 +152,8 @@ export function evidenceFigure(map) {
 }
 
 const lost = (share) => (share >= 1 ? t("evidence.all") : share <= 0 ? t("evidence.nothing") : percent(share));
+
+export const ranked = (probabilities) => Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
 
 export function classTable(rows, caption) {
   return h(
