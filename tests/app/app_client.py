@@ -85,7 +85,7 @@ class started:  # noqa: N801 - reads as a verb
         (self.folder / "temp").mkdir()
         (self.folder / "sitecustomize.py").write_text(WATCH)
         self.calls = self.folder / "calls.txt"
-        self.words = [*map(str, words), "--max-mb", "2", "--max-pixels", "300000", "--port", "0"]
+        self.words = [*map(str, words), "--max-mb", "2", "--port", "0"]
 
     def __enter__(self) -> Server:
         environment = {

@@ -23,6 +23,7 @@ HostOption = Annotated[
 PortOption = Annotated[
     int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
 ]
+MaxOption = Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")]
 OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser.")]
 
 
@@ -102,8 +103,7 @@ def app(
     backbone: opt.MovedBackbone = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
-    max_mb: Annotated[float, Option(help="Largest upload, in megabytes.")] = 50,
-    max_pixels: Annotated[float, Option(help="Largest image, in pixels; at most 100e6.")] = 50e6,
+    max_mb: MaxOption = 50,
     open_browser: OpenOption = False,
     device: opt.DeviceOption = "auto",
 ) -> None:
@@ -118,7 +118,7 @@ def app(
     from ogkd.serve.server import require_server, serve_models
 
     require_server()
-    settings = server_settings(host, port, max_mb, max_pixels)
+    settings = server_settings(host, port, max_mb)
 
     from ogkd.serve.models import load_models, with_support_images
 
@@ -154,8 +154,7 @@ def studio(
     slice: opt.SliceOption = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = None,
-    max_mb: Annotated[float, Option(help="Largest image to ask about, in megabytes.")] = 50,
-    max_pixels: Annotated[float, Option(help="Largest image to ask about, in pixels.")] = 50e6,
+    max_mb: MaxOption = 50,
     open_browser: OpenOption = False,
     device: opt.DeviceOption = "auto",
 ) -> None:
@@ -173,7 +172,7 @@ def studio(
     from ogkd.serve.studio.session import Session
 
     require_server()
-    settings = server_settings(host, port, max_mb, max_pixels)
+    settings = server_settings(host, port, max_mb)
     images = folder
     if folder is not None and (folder / SETTINGS).is_file():
         if out is not None:
@@ -208,16 +207,10 @@ def studio(
     typer.echo(f"Stopped; everything is in {target}.")
 
 
-def server_settings(host: str, port: int | None, max_mb: float, max_pixels: float) -> Settings:
-    """Where to serve and how much to take, checked."""
-    from ogkd.images.decode import MAX_PIXELS
+def server_settings(host: str, port: int | None, max_mb: float) -> Settings:
     from ogkd.serve.server import Settings
 
-    limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
-    limits["max_pixels"] = _count("--max-pixels", max_pixels)
-    if limits["max_pixels"] > MAX_PIXELS:
-        raise ConfigError(f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read.")
-    return Settings(host=host, port=port, **limits)
+    return Settings(host=host, port=port, max_bytes=int(max_mb * 1e6))
 
 
 def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:
@@ -232,9 +225,3 @@ def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[
             typer.launch(address)
 
     return announce
-
-
-def _count(option: str, value: float) -> int:
-    if not 1 <= value < 1e12:
-        raise ConfigError(f"{option} must be a positive number, but is {value:g}.")
-    return int(value)

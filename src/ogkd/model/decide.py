@@ -329,7 +329,7 @@ class Decider:
         if features is not None:
             rows = features.rows.detach().cpu().float().numpy()
             logits = self.classifier.logits(rows)
-            unfamiliar = None if self._familiarity is None else self._familiarity.unfamiliar(rows)
+            unfamiliar = self.unfamiliar(rows)
             foreign = self.classifier.backbone.out_of_domain(rows)
         row = 0
         for position, image in enumerate(batch.images):
@@ -370,7 +370,7 @@ class Decider:
         if self.prior is not None:
             p = reweighted(p, self.prior)
         features = np.stack([case.readable[0].features for case in cases])
-        answers = task.answers(p, self._plausible(p, features))
+        answers = task.answers(p, self.plausible(p, features))
         for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
             image_logits = torch.from_numpy(np.stack([image.logits for image in case.readable]))
             weights = image_weights(task, model.poolings, image_logits, answer.probabilities)
@@ -378,7 +378,12 @@ class Decider:
                 answer = replace(answer, plausible=None)
             yield logits[row], answer, weights
 
-    def _plausible(self, p: Probabilities, features: Rows) -> Masks | None:
+    def unfamiliar(self, rows: Rows) -> NDArray[np.bool_] | None:
+        """Which rows of features [N, d] are unlike those learned from; None: too few to tell."""
+        return None if self._familiarity is None else self._familiarity.unfamiliar(rows)
+
+    def plausible(self, p: Probabilities, features: Rows) -> Masks | None:
+        """Sets for probabilities p [N, C] of features [N, d]; None without a guarantee."""
         if self.support_sets is not None:
             return self.support_sets.sets(features, coverage=self.coverage)
         return None if self._limits is None else self.task.plausible(p, self._limits)

@@ -191,9 +191,7 @@ def _thumbnail(image: ImageRef, most: int) -> str:
     return data_uri(Image.fromarray(read_image(image)), most=most)
 
 
-def _answer(
-    model: Model, upload: Upload, decision: Decision, note: str, *, images: bool
-) -> Answer:
+def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, images: bool) -> Answer:
     """The decision as `predict` writes it, and what the page shows beside it."""
     classifier = model.classifier
     body: Answer = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ogkd.errors import ConfigError
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.uploads import UploadReader
+from ogkd.serve.uploads import MIDDLE, UploadReader
 from ogkd.serve.web import error_handlers, page_routes, use_routes
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def serve_models(
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
     slices = (model.classifier.card.grouping.slice for model in models)
-    reader = UploadReader(next(filter(None, slices), UploadReader.frame))
+    reader = UploadReader(next(filter(None, slices), MIDDLE))
     routes = use_routes(lambda: models, reader, folder, settings.max_bytes)
     return guarded([*routes, *page_routes()], settings)
 

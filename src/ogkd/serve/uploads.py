@@ -34,6 +34,7 @@ _SUFFIXES = (  # of the kinds that are not read by their content alone: offset, 
     (4, b"n+2\0", ".nii"),
     *((0, mark, ".tif") for mark in TIFF_MARKS),  # perhaps a whole slide
 )
+MIDDLE = SliceRule.parse("axis=2,index=middle")
 _MAX_FILES = 2000  # of one upload
 _NAMED = 3  # files that could not be read
 
@@ -116,7 +117,7 @@ async def receive_file(request: Request, file: Path) -> int:
 class UploadReader:
     """Decodes uploads; `frame` is used for a file with several frames or slices."""
 
-    frame: SliceRule = SliceRule.parse("axis=2,index=middle")
+    frame: SliceRule = MIDDLE
 
     def read(self, files: Mapping[Path, str], *, whole: bool = False) -> Upload:
         """Decode an upload; with `whole`, its files may be volumes or slides to take whole.

@@ -1,7 +1,7 @@
 // One image in a dialog: what the model says and why, and its label to set or correct.
 
 import { announce, fill, get, h, post, t, percent } from "./dom.js";
-import { classTable, evidenceFigure } from "./use.js";
+import { classTable, evidenceFigure, ranked } from "./use.js";
 import { classNames, me, shared } from "./studio.js";
 
 // `like(row)`, if given, shows the gallery sorted by likeness to an image.
@@ -62,10 +62,11 @@ export function openDetail(row, rows, refresh, like = null) {
       ? h("div.error", {}, known.error)
       : h("img", { src: `/image/${row}`, alt: t("label.image.alt", { name: known.name.split("/").pop() }) });
     const words = [];
-    if (known.unfamiliar) words.push(h("div.state.uncertain", {}, t("detail.unfamiliar")));
+    const decision = known.decision ?? {};
+    if (decision.unfamiliar) words.push(h("div.state.uncertain", {}, t("detail.unfamiliar")));
     if (known.copy_of !== null && known.copy_of !== undefined) words.push(h("p.notice", {}, t("detail.copy", { name: shared.images.names[known.copy_of].split("/").pop() })));
-    if (known.ranked) words.push(classTable(known.ranked, t(known.learned ? "detail.says" : "detail.texts")));
-    if (known.plausible) words.push(h("p.set", { title: t("help.set") }, t("answer.set", { coverage }), " ", h("strong", {}, known.plausible.join(", ") || t("answer.none"))));
+    if (known.decision) words.push(classTable(ranked(decision.probabilities), t(known.learned ? "detail.says" : "detail.texts")));
+    if (decision.set) words.push(h("p.set", { title: t("help.set") }, t("answer.set", { coverage }), " ", h("strong", {}, decision.set.join(", ") || t("answer.none"))));
     if (shared.state.fit?.complete && !known.error)
       words.push(
         h("button.button", {

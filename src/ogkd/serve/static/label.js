@@ -1,7 +1,7 @@
 // Step 2: one image after the other, one key per class; how good the model is, beside it.
 
 import { announce, bar, fill, get, h, percent, post, t } from "./dom.js";
-import { classTable } from "./use.js";
+import { classTable, ranked } from "./use.js";
 import { openDetail } from "./detail.js";
 import { classNames, me, shared } from "./studio.js";
 import { curveChart, confusionTable } from "./charts.js";
@@ -92,9 +92,9 @@ export function labelStep(refresh) {
     const here = row;
     try {
       const reply = await get(`/api/look/${row}`);
-      if (here !== row || !reply.ranked) return;
-      fill(hint, classTable(reply.ranked.slice(0, 4), t(reply.learned ? "label.hint" : "label.hint.text")));
-      if (reply.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
+      if (here !== row || !reply.decision) return;
+      fill(hint, classTable(ranked(reply.decision.probabilities).slice(0, 4), t(reply.learned ? "label.hint" : "label.hint.text")));
+      if (reply.decision.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
     } catch {
       // a hint is not needed to label
     }

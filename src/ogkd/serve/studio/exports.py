@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ogkd.data.case import Case
-from ogkd.data.grouping import Grouping
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.features.store import given_batches
-from ogkd.fitting.prepare import default_preset
-from ogkd.methods import TextSide, make_method
-from ogkd.model.card import BackboneCard, ModelCard, versions
+from ogkd.fitting.pipeline import train
+from ogkd.fitting.pool import Pool
+from ogkd.fitting.prepare import Drawn, Prepared, default_preset
+from ogkd.fitting.request import FitRequest
+from ogkd.methods import make_method
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Decision
+from ogkd.model.decide import Decision
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
 from ogkd.report import write_report
-from ogkd.serve.studio.fitted import Fitted
-from ogkd.serve.studio.learn import METHOD, SEED
+from ogkd.serve.studio.fit import METHOD, SEED, support_of
 from ogkd.serve.studio.project import MODEL, Project
 from ogkd.serve.studio.session import Session
 
@@ -41,75 +38,59 @@ Research software, not for autonomous clinical use: a qualified person must judg
 """
 
 
-def classifier_of(
-    session: Session, *, whole_card: bool = True, allow_missing_classes: bool = False
-) -> Classifier:
-    """The current model as a classifier, calibrated on labels that were held out in turn.
+def export(session: Session, kind: str, folder: Path) -> tuple[bytes, str, str]:
+    """The content of a download, its name and its media type."""
+    name, project = session.project.folder.name, session.project
+    if kind == "labels":
+        return project.write_table().read_bytes(), f"{name}-labels.csv", "text/csv"
+    if kind == "predictions":
+        return predictions_csv(session).encode(), f"{name}-predictions.csv", "text/csv"
+    if kind == "report":
+        path = folder / "report.html"
+        write_held_out_report(session, path)
+        return path.read_bytes(), f"{name}-report.html", "text/html"
+    if kind == "onnx":
+        from ogkd.export import export_onnx
 
-    Its card names the unlabelled images that it learned from, which takes a while, if `whole_card`.
-    """
-    fitted, text, features = session.fitted, session.text(), session.gallery.features
-    if (
-        fitted is None
-        or text is None
-        or features is None
-        or (fitted.missing and not allow_missing_classes)
-    ):
-        missing = _without_images(session)
+        path = folder / "model.onnx"
+        export_onnx(trained(session), path)
+        return path.read_bytes(), f"{name}.onnx", "application/octet-stream"
+    if kind == "handover":
+        trained(session).save(project.folder / MODEL)
+        project.write_table()
+        return hand_over(project, predictions_csv(session)), f"{name}.zip", "application/zip"
+    raise ConfigError("Export labels, predictions, report, onnx or handover.")
+
+
+def trained(session: Session) -> Classifier:
+    """The current model, fitted as `ogkd fit` does, calibrated on labels held out in turn."""
+    fitted, text, gallery = session.fitted, session.text(), session.gallery
+    if fitted is None or text is None or gallery.features is None or fitted.missing:
+        used = set(session.project.labels.values())
+        missing = [name for name in session.project.class_names if name not in used]
         raise ConfigError(
             "There is no model yet: label at least one image of each class"
             + (f". Missing: {', '.join(missing)}." if missing else ".")
         )
-    return Classifier(
-        text.backbone,
-        fitted.head,
-        _card(session, fitted, text, whole=whole_card),
-        calibration=fitted.calibration,
-        support=SupportFeatures(features[fitted.labelled], fitted.labels),
-    )
-
-
-def _card(session: Session, fitted: Fitted, text: TextSide, *, whole: bool) -> ModelCard:
+    X, y, rest = gallery.features[fitted.labelled], fitted.labels, gallery.features[fitted.rest]
+    refs = [gallery.refs[row] for row in fitted.labelled]
+    cases = [Case.single(ref, label) for ref, label in zip(refs, y.tolist(), strict=True)]
     preset = default_preset(METHOD)
-    refs = [session.gallery.refs[row] for row in fitted.labelled.tolist()]
-    rest = [session.gallery.refs[row] for row in fitted.rest.tolist()] if whole else []
-    labels = fitted.labels.tolist()
-    return ModelCard(
-        method=METHOD,
-        preset=preset,
-        config=make_method(METHOD, preset=preset).config.model_dump(mode="json"),
-        asks=fitted.task.as_json(),
-        backbone=BackboneCard.of(text.backbone),
-        logit_scale=text.backbone.logit_scale,
-        prompts_sha256=_digest(text.prompts),
-        data_sha256=_digest(sorted(zip((ref.key for ref in refs), labels, strict=True))),
-        support_counts=fitted.task.support_counts(labels),
-        support_images=tuple(sorted({ref.fingerprint for ref in refs})),
-        support_pixels=tuple(sorted({ref.pixel_fingerprint for ref in refs})),
-        unlabelled_images=tuple(
-            sorted({mark for ref in rest for mark in (ref.fingerprint, ref.pixel_fingerprint)})
-        ),
-        seed=SEED,
-        cases=Grouping.parse(slice=session.project.facts.slice).as_json(),
-        images=len(refs),
-        learned_cases=len(refs),
-        versions=dict(versions()),
+    data = session.project.dataset().with_cases(cases)
+    prepared = Prepared(
+        FitRequest(data, seed=SEED, method=METHOD, slice=session.project.facts.slice),
+        make_method(METHOD, preset=preset),
+        preset,
+        data.task,
+        [text],
+        Drawn(cases, []),
+        support=support_of(X, y, text, rest),
+        kept=SupportFeatures(X, y),
+        pool=Pool([gallery.refs[row] for row in fitted.rest], torch.from_numpy(rest)),
     )
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def _without_images(session: Session) -> list[str]:
-    used = set(session.project.labels.values())
-    return [name for name in session.project.class_names if name not in used]
-
-
-def write_model(session: Session) -> Path:
-    folder = session.project.folder / MODEL
-    classifier_of(session).save(folder)
-    return folder
+    classifier = train(prepared)
+    classifier.calibration = fitted.decider.classifier.calibration
+    return classifier
 
 
 def predictions_csv(session: Session) -> str:
@@ -117,14 +98,13 @@ def predictions_csv(session: Session) -> str:
     fitted, gallery = session.fitted, session.gallery
     if fitted is None or gallery.features is None:
         raise ConfigError("There are no predictions yet. Name at least two classes first.")
-    classifier = classifier_of(session, whole_card=False, allow_missing_classes=True)
     pairs = zip(gallery.addresses, gallery.refs, strict=True)
     cases = [Case(address, (ref,)) for address, ref in pairs]
     rows = torch.from_numpy(gallery.features[fitted.known])
     known = [case for case, read in zip(cases, fitted.known, strict=True) if read]
-    decisions = Decider(classifier).decide(known, lambda images: given_batches(rows, images))
+    decisions = fitted.decider.decide(known, lambda images: given_batches(rows, images))
     memory = io.StringIO()
-    write = row_writer(memory, fitted.task, "csv", joined=False)
+    write = row_writer(memory, fitted.decider.task, "csv", joined=False)
     for row, case in enumerate(cases):
         error = gallery.errors.get(row, "not read yet")
         unread = Decision(case, errors=((case.image, error),))
@@ -132,33 +112,30 @@ def predictions_csv(session: Session) -> str:
     return memory.getvalue()
 
 
-def report_html(session: Session, path: Path) -> Path:
-    """The usual report, about what the model says of labels that it was not shown."""
-    classifier, fitted = classifier_of(session), session.fitted
-    features = session.gallery.features
+def write_held_out_report(session: Session, path: Path) -> None:
+    """The usual report, about the images that the page's accuracy is of."""
+    classifier, fitted, features = trained(session), session.fitted, session.gallery.features
     judged = None if fitted is None else fitted.judged
     if judged is None or features is None or not len(judged.rows):
         raise ConfigError("A report needs at least two labelled images of each class.")
-    rows = judged.rows.tolist()
+    rows, labels = judged.rows[judged.counted], judged.labels[judged.counted]
     refs = [session.gallery.refs[row] for row in rows]
-    targets = judged.labels.tolist()
-    cases = [Case.single(ref, target) for ref, target in zip(refs, targets, strict=True)]
+    cases = [Case.single(ref, label) for ref, label in zip(refs, labels.tolist(), strict=True)]
+    drawn = "drawn at random" if judged.fair else "mostly chosen because they are hard"
     predictions = LabelledPredictions(
         task=classifier.task,
         cases=cases,
-        labels=judged.labels,
-        logits=judged.logits,
+        labels=labels,
+        logits=judged.logits[judged.counted],
         features=features[rows],
         images=refs,
         decisions=[Decision(case) for case in cases],
         warnings=(
             "These numbers are of labelled images that were held out in turn (leave-one-out), not "
-            "of a separate test set. The studio asks for hard images, so other images may be "
-            "easier or harder than these.",
+            f"of a separate test set. The images were {drawn}.",
         ),
     )
     write_report(path, classifier, session.project.dataset(), predictions, images=False)
-    return path
 
 
 def hand_over(project: Project, predictions: str) -> bytes:

@@ -9,42 +9,112 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from ogkd.data.case import Case, Dataset
 from ogkd.data.names import read_class_names
 from ogkd.data.tables import csv_text, relative_to, table_text
 from ogkd.data.tasks import OneOf
-from ogkd.errors import ConfigError, DataError
-from ogkd.files import (
-    holds_files,
-    is_text,
-    storage_errors,
-    write_json,
-    write_text,
-)
-from ogkd.images import ImageRef
+from ogkd.errors import ConfigError, DataError, OgkdError
+from ogkd.files import holds_files, is_text, read_bytes, storage_errors, write_json, write_text
+from ogkd.images import ImageRef, SliceRule
 from ogkd.images.ref import kind_of
-from ogkd.serve.studio.facts import (
-    ClassInfo,
-    Facts,
-    Mark,
-    State,
-    checked_classes,
-    read_facts,
-    read_log,
-)
+from ogkd.records import first_problem, read_record
 
 SETTINGS, LOG, TABLE = "project.json", "labels.jsonl", "labels.csv"
 VOLUMES = "volumes.csv"  # the labels of slices as labels of their volumes
 UPLOADS, MODEL = "images", "model"  # folders inside it
+SCHEMA = 1
+State = Literal["label", "unsure", "skip", "unusable", "clear"]
+_MAX_LOG = 1 << 30  # bytes
+
+
+class ClassInfo(BaseModel):
+    """A class; without texts, templates describe it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200)
+    texts: tuple[Annotated[str, Field(max_length=2000)], ...] = Field(default=(), max_length=1000)
+    normal: bool = False  # it means "nothing found"
+
+    @field_validator("texts")
+    @classmethod
+    def _clean(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(clean for text in value if (clean := " ".join(text.split()))))
+
+
+class Facts(BaseModel):
+    """`project.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = SCHEMA
+    folders: tuple[str, ...] = ()  # of images, as seen from the project's folder
+    backbone: str = "auto"
+    slice: str | None = None  # of volumes that name none
+    patient: str | None = None  # regular expression; its first group is the patient
+    classes: tuple[ClassInfo, ...] = Field(default=(), max_length=100)
+
+    @field_validator("patient", "slice", "classes")
+    @classmethod
+    def _checked(cls, value: Any, info: ValidationInfo) -> Any:
+        try:
+            return None if value is None else _CHECKS[str(info.field_name)](value)
+        except (re.error, OgkdError) as error:
+            raise ValueError(str(error)) from error
+
+
+def _with_clean_names(classes: Sequence[ClassInfo]) -> tuple[ClassInfo, ...]:
+    names = read_class_names([info.name for info in classes])
+    pairs = zip(classes, names, strict=True)
+    return tuple(info.model_copy(update={"name": name}) for info, name in pairs)
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "patient": lambda pattern: re.compile(pattern).pattern,
+    "slice": lambda rule: str(SliceRule.parse(rule)),
+    "classes": _with_clean_names,
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What was last said of an image; `number` counts the lines of the log from 1."""
+
+    number: int
+    image: str
+    state: State
+    label: str | None = None  # the class, for the state "label"
+    by: str = ""  # which browser
+    time: float = 0.0
+    patient: str | None = None
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A class has another name from here on, in all lines before."""
+
+    rename: tuple[str, str]
+
+
+_LINE: TypeAdapter[Mark | Rename] = TypeAdapter(Mark | Rename)
 
 
 class Conflict(ConfigError):
@@ -59,10 +129,10 @@ class Conflict(ConfigError):
 class Project:
     """An open project; every method that changes it returns when the disk has it."""
 
-    def __init__(self, folder: Path, facts: Facts, marks: Iterable[Mark] = ()) -> None:
+    def __init__(self, folder: Path, facts: Facts) -> None:
         self.folder, self.facts = folder, facts
-        self.history: list[Mark] = list(marks)
-        self.marks: dict[str, Mark] = {mark.image: mark for mark in self.history}
+        self.history: list[Mark] = []
+        self.marks: dict[str, Mark] = {}
         self._lock = threading.RLock()
 
     @classmethod
@@ -78,11 +148,49 @@ class Project:
             with storage_errors(path):
                 path.mkdir(parents=True, exist_ok=True)
             write_json(path / SETTINGS, Facts().model_dump(mode="json"), ours=True)
-        facts = read_facts(path / SETTINGS)
-        marks, renamed = read_log(path / LOG)
-        project = cls(path, facts, marks)
-        project._repair(renamed)
+        try:
+            facts = read_record(path / SETTINGS, Facts, oldest=SCHEMA, newest=SCHEMA)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path / SETTINGS} is damaged ({error}).") from error
+        project = cls(path, facts)
+        project._read_log()
         return project
+
+    def _read_log(self) -> None:
+        """Read the log; a last line that a kill has cut was never acknowledged and goes."""
+        path = self.folder / LOG
+        try:
+            content = read_bytes(path, most=_MAX_LOG)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+        *whole, torn = content.split(b"\n")
+        if torn:
+            with storage_errors(path), path.open("r+b") as file:
+                file.truncate(len(content) - len(torn))
+        lines: list[Mark | Rename] = []
+        for number, line in enumerate(whole, 1):
+            try:
+                lines.append(_LINE.validate_json(line))
+            except ValidationError as error:
+                reason = first_problem(error)
+                raise DataError(f"{path}, line {number} is damaged ({reason}).") from error
+        self._apply(lines)
+        self._finish([line.rename for line in lines if isinstance(line, Rename)])
+
+    def _finish(self, renames: Sequence[tuple[str, str]]) -> None:
+        """Name the classes as the labels do: a kill may have come between log and settings."""
+        used, names = dict.fromkeys(self.labels.values()), list(self.class_names)
+        if used.keys() <= set(names):
+            return
+        for old, new in renames:
+            if old in names and new not in names:
+                names[names.index(old)] = new
+        pairs = zip(self.facts.classes, names, strict=True)
+        classes = [info.model_copy(update={"name": name}) for info, name in pairs]
+        classes += [ClassInfo(name=label) for label in used if label not in names]
+        self.set_facts(classes=classes)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -116,8 +224,6 @@ class Project:
         `seen` is the number of the last mark of the image that the caller knows (0: none). If
         there is a newer one that says something else, this is a `Conflict`.
         """
-        if state not in get_args(State):
-            raise ConfigError(f"A mark is one of {', '.join(get_args(State))}, not '{state}'.")
         if state == "label" and label not in self.class_names:
             known = ", ".join(self.class_names) or "none yet"
             raise ConfigError(f"There is no class '{label}'. The classes are: {known}.")
@@ -162,58 +268,52 @@ class Project:
         """Label images that have no label yet: (address, class, patient); how many were new."""
         with self._lock:
             rows = list(labels)
-            strange = {label for _, label, _ in rows} - set(self.class_names)
-            if strange:
-                more = [ClassInfo(name=name) for name in sorted(strange)]
-                self.set_facts(classes=(*self.facts.classes, *more))
+            names = dict.fromkeys((*self.class_names, *sorted({label for _, label, _ in rows})))
+            known = {info.name: info for info in self.facts.classes}
+            if len(names) > len(known):
+                self.set_facts(classes=[known.get(n) or ClassInfo(name=n) for n in names])
             new = [row for row in rows if row[0] not in self.labels]
-            lines: list[Mark] = []
-            for image, label, patient in new:
-                mark = Mark(
-                    self._number + len(lines), image, "label", label, by, time.time(), patient
-                )
-                lines.append(mark)
-            self._write(lines)
+            first = self._next_number
+            self._write(
+                [
+                    Mark(number, image, "label", label, by, time.time(), patient)
+                    for number, (image, label, patient) in enumerate(new, first)
+                ]
+            )
             return len(new)
 
     def set_facts(self, **changes: Any) -> None:
         """Change settings or classes; a class with labels cannot be removed."""
         with self._lock:
-            facts = self._checked(changes)
+            facts = self._changed(changes, self.labels.values())
             write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
             self.facts = facts
 
     def set_classes(self, classes: Sequence[ClassInfo], renames: Mapping[str, str]) -> None:
         """Rename classes (old name to new), then set them all: everything, or nothing at all."""
         with self._lock:
-            names, steps = list(self.class_names), {}
+            names, lines = list(self.class_names), []
+            labels = list(self.labels.values())
             for old, new in renames.items():
                 (clean,) = read_class_names([new])
                 if old not in names or clean in names:
                     raise ConfigError(f"'{old}' cannot be renamed to '{clean}'. Check both names.")
-                names[names.index(old)] = steps[old] = clean
-            self._checked({"classes": classes}, steps)
-            for old, clean in steps.items():
-                self._rename(old, clean)
+                names[names.index(old)] = clean
+                labels = [clean if label == old else label for label in labels]
+                lines.append(Rename((old, clean)))
+            self._changed({"classes": classes}, labels)
+            self._write(lines)
             self.set_facts(classes=classes)
 
-    def _checked(
-        self, changes: Mapping[str, Any], renames: Mapping[str, str] | None = None
-    ) -> Facts:
-        """The settings after a change, once classes have other names; nothing is written yet."""
+    def _changed(self, changes: Mapping[str, Any], used: Iterable[str]) -> Facts:
+        """The settings after a change, where `used` are the classes that images are labelled."""
         try:
-            facts = Facts.model_validate({**self.facts.model_dump(), **_plain(changes)})
+            facts = Facts.model_validate({**dict(self.facts), **changes})
         except ValidationError as error:
-            problem = error.errors()[0]
-            field = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"{field}: {problem['msg']}.") from None
+            raise ConfigError(first_problem(error)) from None
         except UnicodeEncodeError:
             raise ConfigError("A setting has half a character (a lone surrogate).") from None
-        facts = facts.model_copy(update={"classes": checked_classes(facts.classes)})
-        used = set(self.labels.values())
-        for old, new in (renames or {}).items():
-            used = {new if name == old else name for name in used}
-        if lost := sorted(used - {info.name for info in facts.classes}):
+        if lost := sorted(set(used) - {info.name for info in facts.classes}):
             raise ConfigError(
                 f"Images are labelled '{lost[0]}': label them differently before you remove the "
                 "class, or rename it."
@@ -256,25 +356,19 @@ class Project:
         return path
 
     @property
-    def _number(self) -> int:
+    def _next_number(self) -> int:
         return self.history[-1].number + 1 if self.history else 1
 
     def _append(
         self, image: str, state: State, label: str | None, by: str, patient: str | None
     ) -> Mark:
-        mark = Mark(self._number, image, state, label, by, time.time(), patient)
+        mark = Mark(self._next_number, image, state, label, by, time.time(), patient)
         self._write([mark])
         return mark
 
-    def _write(self, marks: Sequence[Mark]) -> None:
-        self._write_lines([asdict(mark) for mark in marks])
-        self.history += marks
-        for mark in marks:
-            self.marks.pop(mark.image, None)  # the last said comes last
-            self.marks[mark.image] = mark
-
-    def _write_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    def _write(self, lines: Sequence[Mark | Rename]) -> None:
+        """Append to the log; on the disk when this returns."""
+        text = "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
         if not is_text(text):
             raise DataError("A file name has half a character (a lone surrogate). Rename the file.")
         path = self.folder / LOG
@@ -287,44 +381,16 @@ class Project:
             except OSError:
                 os.ftruncate(file.fileno(), start)  # no half line before the next one
                 raise
+        self._apply(lines)
 
-    def _rename(self, old: str, new: str) -> None:
-        self._write_lines([{"rename": [old, new]}])
-        self._apply_rename(old, new)
-        classes = [
-            info.model_copy(update={"name": new}) if info.name == old else info
-            for info in self.facts.classes
-        ]
-        facts = self.facts.model_copy(update={"classes": tuple(classes)})
-        write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
-        self.facts = facts
-
-    def _apply_rename(self, old: str, new: str) -> None:
-        self.history = [replace(m, label=new) if m.label == old else m for m in self.history]
-        self.marks = {
-            image: replace(m, label=new) if m.label == old else m for image, m in self.marks.items()
-        }
-
-    def _repair(self, renamed: Sequence[tuple[str, str]]) -> None:
-        """Finish what a kill between the log and the settings has left undone."""
-        names = list(self.class_names)
-        for old, new in renamed:
-            if old in names and new not in names:
-                names[names.index(old)] = new
-        missing = [label for label in dict.fromkeys(self.labels.values()) if label not in names]
-        classes = [
-            info.model_copy(update={"name": name})
-            for info, name in zip(self.facts.classes, names, strict=True)
-        ]
-        classes += [ClassInfo(name=name) for name in missing]
-        if tuple(classes) != self.facts.classes:
-            self.set_facts(classes=tuple(classes))
-
-
-def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [item.model_dump() if isinstance(item, ClassInfo) else item for item in value]
-        if name == "classes"
-        else value
-        for name, value in changes.items()
-    }
+    def _apply(self, lines: Iterable[Mark | Rename]) -> None:
+        for line in lines:
+            if isinstance(line, Mark):
+                self.history.append(line)
+                self.marks.pop(line.image, None)  # the last said comes last
+                self.marks[line.image] = line
+                continue
+            old, new = line.rename
+            self.history = [replace(m, label=new) if m.label == old else m for m in self.history]
+            latest = {mark.image: mark for mark in self.history}
+            self.marks = {image: latest[image] for image in self.marks}

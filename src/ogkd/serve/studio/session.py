@@ -1,4 +1,4 @@
-"""A project at work: images are encoded and heads fitted in the background while people label."""
+"""A project at work: images are encoded and models fitted in the background while people label."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,17 @@ from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.data.names import fold_name
-from ogkd.errors import DataError, OgkdError
+from ogkd.errors import OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.files import read_json, write_json
 from ogkd.fitting.choose import AUTO, choose_backbone
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
-from ogkd.model.familiarity import SupportFeatures, nearest
 from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
-from ogkd.serve.studio.fitted import Fitted, Judged, fit_labels, judge
+from ogkd.serve.studio.fit import Fitted, Judged, Snapshot, fit_labels, judge
 from ogkd.serve.studio.images import Gallery, find_project_images, patients
 from ogkd.serve.studio.project import Project
-from ogkd.serve.studio.queue import (
-    ASSIGNED,
-    EXCLUDED,
-    UNLABELLED,
-    checked,
-    next_images,
-    with_checks,
-)
+from ogkd.serve.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, next_images, with_checks
 
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
@@ -58,43 +51,28 @@ class Session:
         self.curve: list[dict[str, Any]] = self._read_curve()
         self._text: tuple[Any, TextSide] | None = None
         self._lent: dict[int, tuple[str, float]] = {}  # row -> which window has it, until when
-        self._stop, self._closing = threading.Event(), threading.Event()
-        self._turn = threading.Condition()
-        self._asked, self._done = 0, 0  # changes, and how many of them the fit has seen
-        self._fitting = threading.Thread(target=self._fit_loop, name="ogkd-fit", daemon=True)
-        self._encoding: threading.Thread | None = None
-        self._fitting.start()
+        self._lending, self._stop = threading.Lock(), threading.Event()
+        self._asked = 0  # how often something has changed
+        self._encoder, self._fitter = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.encoding: Future[None] | None = None
         self.rescan()
 
     def close(self) -> None:
-        self._closing.set()
         self._stop.set()
-        self._wake()
-        for thread in (self._encoding, self._fitting):
-            if thread is not None:
-                thread.join(timeout=10)
+        for pool in (self._encoder, self._fitter):
+            pool.shutdown(cancel_futures=True)
         self.project.write_table()
 
     def rescan(self) -> None:
         """Look for images again, and encode those that are new."""
         refs = find_project_images(self.project)
-        address = self.project.address
-        addresses = [address(ref) for ref in refs]
         self._stop.set()
-        if self._encoding is not None:
-            self._encoding.join()
         self._stop = threading.Event()
         self.fitted = None
-        self.gallery = Gallery(refs, addresses)
+        self.gallery = Gallery(refs, [self.project.address(ref) for ref in refs])
         self.version += 1
         if refs:
-            self._encoding = threading.Thread(
-                target=self._encode,
-                args=(self.gallery, self._stop),
-                name="ogkd-encode",
-                daemon=True,
-            )
-            self._encoding.start()
+            self.encoding = self._encoder.submit(self._encode, self.gallery, self._stop)
 
     def add_folder(self, folder: Path) -> None:
         """Add a folder of images, unless they cannot be used."""
@@ -109,18 +87,12 @@ class Session:
     def changed(self) -> None:
         """Labels or classes have changed: fit again soon."""
         self.version += 1
-        self._wake()
+        self._asked += 1
+        self._fitter.submit(self._fit, self._asked)
 
     def settle(self, seconds: float = 120.0) -> None:
         """Wait until everything said so far has been learned from and judged."""
-        with self._turn:
-            target = self._asked
-            self._turn.wait_for(lambda: self._done >= target, timeout=seconds)
-
-    def _wake(self) -> None:
-        with self._turn:
-            self._asked += 1
-            self._turn.notify_all()
+        self._fitter.submit(lambda: None).result(seconds)
 
     def labels(self) -> NDArray[np.int64]:
         """The class of each image, UNLABELLED or EXCLUDED."""
@@ -141,12 +113,13 @@ class Session:
 
         `by` is the window that asks. What only others have left is given to all.
         """
-        now = time.monotonic()
-        self._lent = {row: loan for row, loan in self._lent.items() if loan[1] > now}
-        others = [row for row, (who, _) in self._lent.items() if who != by]
-        rows = self._queue(n, others) or self._queue(n, ())
-        self._lent |= dict.fromkeys(rows[:_LENT], (by, now + _LENT_SECONDS))
-        return rows
+        with self._lending:
+            now = time.monotonic()
+            self._lent = {row: loan for row, loan in self._lent.items() if loan[1] > now}
+            others = [row for row, (who, _) in self._lent.items() if who != by]
+            rows = self._queue(n, others) or self._queue(n, ())
+            self._lent |= dict.fromkeys(rows[:_LENT], (by, now + _LENT_SECONDS))
+            return rows
 
     def _queue(self, n: int, lent: Sequence[int]) -> list[int]:
         gallery, fitted = self.gallery, self.fitted
@@ -160,35 +133,17 @@ class Session:
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
             p = fitted.probabilities
         groups = patients(self.project, gallery.addresses)
-        known = groups if any(name is not None for name in groups) else None
         # The queue's constants are for global features, the first numbers of a row.
         width = None if self.backbone is None else self.backbone.embed_dim
-        features = gallery.features[:, :width]
-        queue = next_images(features, labels, classes=classes, probabilities=p, groups=known, n=n)
+        queue = next_images(
+            gallery.features[:, :width],
+            labels,
+            classes=classes,
+            probabilities=p,
+            groups=groups if any(name is not None for name in groups) else None,
+            n=n,
+        )
         return with_checks(queue, gallery.order, labels)
-
-    def neighbours(self, row: int, count: int = 6) -> list[tuple[int, int, float]]:
-        """The labelled images most similar to one: row, class, cosine."""
-        fitted, features = self.fitted, self.gallery.features
-        if fitted is None or features is None or not len(fitted.labelled):
-            return []
-        support = SupportFeatures(features[fitted.labelled], fitted.labels)
-        rows, cosines = nearest(support, features[row : row + 1], count + 1)
-        neighbours = [
-            (int(fitted.labelled[index]), int(fitted.labels[index]), float(cosine))
-            for index, cosine in zip(rows[0], cosines[0], strict=True)
-        ]
-        return [neighbour for neighbour in neighbours if neighbour[0] != row][:count]
-
-    def similar(self, row: int) -> list[int]:
-        """All images that have been read, the most similar to one first."""
-        gallery = self.gallery
-        if gallery.features is None or not gallery.known[row]:
-            return [row]
-        rows = np.flatnonzero(gallery.known)
-        support = SupportFeatures(gallery.features[rows], np.zeros(len(rows), np.int64))
-        order, _ = nearest(support, gallery.features[row : row + 1], len(rows))
-        return [int(match) for match in rows[order[0]]]
 
     def text(self) -> TextSide | None:
         """The texts of the classes through the backbone's text tower; None without classes."""
@@ -224,60 +179,49 @@ class Session:
             name = choose_backbone(self.gallery.refs[::step][:_SAMPLE], say=self.say)
         return load_backbone(name, device=self.device)
 
-    def _fit_loop(self) -> None:
-        while True:
-            with self._turn:
-                self._turn.wait_for(lambda: self._asked > self._done)
-                turn = self._asked
-            if self._closing.is_set():
-                return
-            try:
-                self._fit(turn)
-            except Exception as error:
-                if not isinstance(error, OgkdError):
-                    log.exception("The labels could not be learned from.")
-                self.problem = f"The labels could not be learned from: {error}"
-                self.version += 1
-            with self._turn:
-                self._done = turn
-                self._turn.notify_all()
-
     def _fit(self, turn: int) -> None:
-        gallery, text = self.gallery, self.text()
+        if turn < self._asked:
+            return  # more has been said meanwhile, and its turn comes
+        try:
+            self._fit_and_judge(turn)
+        except Exception as error:
+            if not isinstance(error, OgkdError):
+                log.exception("The labels could not be learned from.")
+            self.problem = f"The labels could not be learned from: {error}"
+            self.version += 1
+
+    def _fit_and_judge(self, turn: int) -> None:
+        gallery, text, before = self.gallery, self.text(), self.fitted
+        labels = self.labels()
         if text is None or gallery.features is None or not gallery.known.any():
             self.fitted = None
             return
-        labels = self.labels()
-        if len(labels) != len(gallery) or gallery is not self.gallery:
-            return  # other images meanwhile; they wake us again
-        known, order = gallery.known.copy(), gallery.order
-        fitted = fit_labels(gallery.features, known, labels, text, order=order)
-        before = self.fitted
+        if len(labels) != len(gallery):
+            return  # other images meanwhile, whose turn comes
+        known = gallery.known.copy()
+        keys = [ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)]
+        groups = patients(self.project, gallery.addresses)
+        images = Snapshot(gallery.features, known, labels, gallery.order, keys, groups)
+        fitted = fit_labels(images, text)
         old = None
-        if before is not None and before.logits.shape == fitted.logits.shape:
+        if before is not None and before.probabilities.shape == fitted.probabilities.shape:
             old = before.judged
-        if not self._publish(gallery, fitted.trusting(old if fitted.learned else None)):
+        if fitted.learned and old is not None:
+            fitted = fitted.trusting(old, images.features)
+        if not self._publish(gallery, fitted):
             return
         self.project.write_table()
         if not fitted.learned:
             return
         if self._asked > turn and old is not None and len(fitted.labels) - old.of < _STALE:
             return  # more has been said meanwhile: that comes first
-        judged = judge(
-            fitted,
-            gallery.features,
-            text,
-            keys=[ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)],
-            groups=patients(self.project, gallery.addresses),
-            sample=checked(order, labels),
-            engine=text.backbone.engine,
-        )
-        if self._publish(gallery, fitted.trusting(judged)):
+        judged = judge(fitted, images, text)
+        if self._publish(gallery, fitted.trusting(judged, images.features)):
             self._add_to_curve(judged)
 
     def _publish(self, gallery: Gallery, fitted: Fitted) -> bool:
         """Show a fit, unless there are other images or classes by now."""
-        classes = fitted.logits.shape[1]
+        classes = fitted.probabilities.shape[1]
         if gallery is not self.gallery or classes != len(self.project.class_names):
             return False
         self.fitted = fitted
@@ -292,24 +236,12 @@ class Session:
         return curve if isinstance(curve, list) else []
 
     def _add_to_curve(self, judged: Judged) -> None:
-        if judged.accuracy is None or judged.interval is None or not judged.fair:
+        if judged.interval is None or not judged.fair:
             return
         low, high = judged.interval
-        point = {
-            "labels": judged.of,
-            "accuracy": judged.accuracy,
-            "low": low,
-            "high": high,
-        }
-        kept = [earlier for earlier in self.curve if earlier["labels"] < point["labels"]]
-        self.curve = [*kept, point]
+        point = {"labels": judged.of, "accuracy": judged.accuracy, "low": low, "high": high}
+        self.curve = [*(old for old in self.curve if old["labels"] < judged.of), point]
         write_json(self.project.folder / CURVE, self.curve, ours=True)
-
-    def row(self, number: object) -> int:
-        """A row that a request names, checked."""
-        if type(number) is not int or not 0 <= number < len(self.gallery):
-            raise DataError("There is no such image. Load the page again.")
-        return number
 
 
 def texts_for(name: str) -> list[str]:

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import torch
 
 from ogkd.data.case import Case
-from ogkd.serve.models import Model, evidence_json
-from ogkd.serve.studio.fitted import COVERAGE, Judged
+from ogkd.errors import DataError
+from ogkd.features.store import given_batches
+from ogkd.model.familiarity import SupportFeatures, nearest
+from ogkd.model.table import decision_json
+from ogkd.serve.models import evidence_json
+from ogkd.serve.studio.fit import Fitted
 from ogkd.serve.studio.images import patients
 from ogkd.serve.studio.queue import uncertainty
 from ogkd.serve.studio.session import Session
 
 _NAMED = 5  # files that cannot be read
+_SUSPECTS = 50  # labels to look at again
+_NEAR = 6  # similar labelled images of one
 
 
 def state_json(session: Session) -> dict[str, Any]:
     """All but the images: small enough to ask for every second."""
     project, gallery, fitted = session.project, session.gallery, session.fitted
     rows, bad = gallery.rows, sorted(gallery.errors)
-    counts = Counter(label for image, label in project.labels.items() if image in rows)
-    marks = Counter(m.state for image, m in list(project.marks.items()) if image in rows)
-    body: dict[str, Any] = {
+    marks = [m for image, m in list(project.marks.items()) if image in rows]
+    counts = Counter(mark.label for mark in marks if mark.state == "label")
+    states = Counter(mark.state for mark in marks)
+    names = patients(project, gallery.addresses)
+    known = {name for name in names if name is not None}
+    return {
         "version": session.version,
         "name": project.folder.name,
         "folders": len(project.facts.folders),
         "patient": project.facts.patient,
-        "patients": _patients(session),
+        "patients": len(known) + names.count(None) if known else None,
         "stage": session.stage,
         "problem": session.problem,
         "images": len(gallery),
@@ -46,61 +56,52 @@ def state_json(session: Session) -> dict[str, Any]:
             for info in project.facts.classes
         ],
         "labelled": sum(counts.values()),
-        "marks": {state: marks[state] for state in ("unsure", "skip", "unusable")},
+        "marks": {state: states[state] for state in ("unsure", "skip", "unusable")},
         "curve": session.curve,
-        "fit": None,
+        "fit": None if fitted is None else _fit_json(fitted),
     }
-    if fitted is not None:
-        body["fit"] = {
-            "learned": fitted.learned,
-            "complete": not fitted.missing,
-            "labels": len(fitted.labels),
-            "unlabelled": len(fitted.rest),
-            "coverage": COVERAGE,
-            "has_sets": fitted.sets is not None,
-            "exact": fitted.judged is not None and fitted.judged.exact is not None,
-            "judged": None if fitted.judged is None else _judged(fitted.judged),
+
+
+def _fit_json(fitted: Fitted) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "learned": fitted.learned,
+        "complete": not fitted.missing,
+        "labels": len(fitted.labels),
+        "unlabelled": len(fitted.rest),
+        "coverage": fitted.decider.coverage,
+        "has_sets": fitted.sets is not None,
+        "exact": fitted.decider.support_sets is not None,
+        "judged": None,
+    }
+    if (judged := fitted.judged) is not None:
+        body["judged"] = {
+            "labels": judged.of,
+            "images": len(judged.rows),
+            "counted": len(judged.counted),
+            "fair": judged.fair,
+            "accuracy": judged.accuracy,
+            "interval": judged.interval,
+            "confusion": judged.confusion.tolist(),
+            "suspects": [asdict(suspect) for suspect in judged.suspects[:_SUSPECTS]],
         }
     return body
-
-
-def _patients(session: Session) -> int | None:
-    """How many patients the images are of; None if nothing says so."""
-    names = patients(session.project, session.gallery.addresses)
-    known = {name for name in names if name is not None}
-    return len(known) + names.count(None) if known else None
-
-
-def _judged(judged: Judged) -> dict[str, Any]:
-    return {
-        "labels": judged.of,
-        "images": len(judged.rows),
-        "counted": judged.counted,
-        "fair": judged.fair,
-        "accuracy": judged.accuracy,
-        "interval": judged.interval,
-        "confusion": judged.confusion,
-        "suspects": [asdict(suspect) for suspect in judged.suspects[:50]],
-    }
 
 
 def images_json(session: Session) -> dict[str, Any]:
     """The gallery, column by column: a row of each for every image."""
     gallery, fitted = session.gallery, session.fitted
-    labels = session.labels()
-    marks = session.project.marks
-    image_marks = [marks.get(address) for address in gallery.addresses]
+    marks = [_mark_json(session, address) for address in gallery.addresses]
     body: dict[str, Any] = {
         "version": session.version,
         "names": gallery.addresses,
-        "label": [int(label) if label >= 0 else -1 for label in labels],
-        "state": ["" if m is None or m.state == "clear" else m.state for m in image_marks],
-        "mark": [0 if m is None else m.number for m in image_marks],
+        "label": [int(label) if label >= 0 else -1 for label in session.labels()],
+        "state": [mark["state"] for mark in marks],
+        "mark": [mark["mark"] for mark in marks],
         "known": gallery.known.astype(int).tolist(),
         "errors": {str(row): reason for row, reason in gallery.errors.items()},
         "copies": {str(row): first for row, first in gallery.copies.items()},
     }
-    if fitted is not None and len(fitted.probabilities) == len(gallery):
+    if fitted is not None and len(fitted.known) == len(gallery):
         p = fitted.probabilities
         body["predicted"] = np.where(fitted.known, p.argmax(axis=1), -1).tolist()
         body["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
@@ -112,38 +113,69 @@ def images_json(session: Session) -> dict[str, Any]:
     return body
 
 
-def detail(
-    session: Session, models: Callable[[], Sequence[Model]], row: int, evidence: bool
-) -> dict[str, Any]:
-    """One image: what the model says of it and why."""
+def _mark_json(session: Session, address: str) -> dict[str, Any]:
+    """What was last said of an image."""
+    mark = session.project.marks.get(address)
+    if mark is None:
+        return {"state": "", "label": None, "mark": 0}
+    state = "" if mark.state == "clear" else mark.state
+    return {"state": state, "label": mark.label, "mark": mark.number}
+
+
+def row_of(session: Session, number: str | int) -> int:
+    """A row that a request names, checked."""
+    text = str(number)
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(session.gallery):
+        raise DataError("There is no such image. Load the page again.")
+    return int(text)
+
+
+def detail(session: Session, row: int, evidence: bool) -> dict[str, Any]:
+    """One image: what the model says of it, as `predict` writes it, and why."""
     gallery, fitted = session.gallery, session.fitted
-    mark = session.project.marks.get(gallery.addresses[row])
     body: dict[str, Any] = {
         "row": row,
         "name": gallery.addresses[row],
-        "state": "" if mark is None or mark.state == "clear" else mark.state,
-        "label": mark.label if mark is not None and mark.state == "label" else None,
-        "mark": 0 if mark is None else mark.number,
+        **_mark_json(session, gallery.addresses[row]),
         "error": gallery.errors.get(row, ""),
         "copy_of": gallery.copies.get(row),
     }
-    if fitted is None or len(fitted.known) != len(gallery) or not fitted.known[row]:
+    if fitted is None or gallery.features is None or len(fitted.known) != len(gallery):
         return body
-    names = session.project.class_names
-    p = fitted.probabilities[row]
-    order = sorted(range(len(names)), key=lambda c: -p[c])
-    body["ranked"] = [[names[c], float(p[c])] for c in order]
-    if fitted.sets is not None:
-        body["plausible"] = [names[c] for c in order if fitted.sets[row, c]]
-    body["unfamiliar"] = bool(fitted.unfamiliar is not None and fitted.unfamiliar[row])
-    body["neighbours"] = [
-        {"row": near, "label": names[label], "similarity": round(cosine, 3)}
-        for near, label, cosine in session.neighbours(row)
-    ]
+    if not fitted.known[row]:
+        return body
+    decider, task = fitted.decider, fitted.decider.task
+    case, feature = Case.single(gallery.refs[row]), gallery.features[[row]]
+    drawn = evidence and not fitted.missing
+    [decision] = decider.decide(
+        [case],
+        None if drawn else lambda images: given_batches(torch.from_numpy(feature), images),
+        crops=drawn,
+    )
+    body["decision"] = decision_json(task, decision, joined=False)
     body["learned"] = fitted.learned
-    if evidence and (asked := models()):
-        case = Case.single(gallery.refs[row])
-        decision = next(asked[0].decider.decide([case], crops=True))
-        if (shown := evidence_json(asked[0].classifier, decision)) is not None:
-            body["evidence"] = shown
+    if (support := decider.classifier.support) is not None:
+        [near], [cosines] = nearest(support, feature, _NEAR + 1)
+        body["neighbours"] = [
+            {
+                "row": int(fitted.labelled[index]),
+                "label": task.names[fitted.labels[index]],
+                "similarity": round(float(cosine), 3),
+            }
+            for index, cosine in zip(near, cosines, strict=True)
+            if fitted.labelled[index] != row
+        ][:_NEAR]
+    if drawn and (shown := evidence_json(decider.classifier, decision)) is not None:
+        body["evidence"] = shown
     return body
+
+
+def similar(session: Session, row: int) -> list[int]:
+    """All images that have been read, the most similar to one first."""
+    gallery = session.gallery
+    if gallery.features is None or not gallery.known[row]:
+        return [row]
+    rows = np.flatnonzero(gallery.known)
+    everything = SupportFeatures(gallery.features[rows], np.zeros(len(rows), np.int64))
+    order, _ = nearest(everything, gallery.features[[row]], len(rows))
+    return [int(match) for match in rows[order[0]]]

@@ -19,7 +19,7 @@ from ogkd.fitting.choose import AUTO, choose_backbone
 from ogkd.fitting.prepare import text_sides
 from ogkd.images import ImageRef, find_images
 from ogkd.prompts.bank import read_bank
-from ogkd.serve.studio.learn import fit_head, logits_of
+from ogkd.serve.studio.fit import fit_head, logits_of
 from ogkd.serve.studio.queue import UNLABELLED, next_images
 
 
