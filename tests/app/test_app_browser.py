@@ -87,8 +87,7 @@ def test_every_image_is_drawn_and_described(visit):
 
 def test_a_file_that_is_no_image_gets_a_message(visit):
     (message,) = visit["broken"]["alert"]
-    formats = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
-    assert message == f"No answer. The file is not a {formats} image. Choose another."
+    assert message.startswith("No answer. The file is not a readable image.")
     assert visit["broken"]["cards"] == 0
 
 

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 import ogkd
 from ogkd.data.grouping import Grouping
 from ogkd.data.read import read_dataset
+from ogkd.files import read_json
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.model.load import load
@@ -22,9 +23,11 @@ from ogkd.serve import models
 from ogkd.serve.models import Model, answers, load_models
 from ogkd.serve.server import Settings, make_app
 from ogkd.serve.uploads import UploadReader
-from ogkd.serve.web import openapi
+from ogkd.serve.web import OPENAPI
 from tiny_data import write_exams
 from tiny_images import dicom, volume
+
+SPEC = read_json(OPENAPI)
 
 
 def exam_images(table, exam):
@@ -36,7 +39,7 @@ def exam_images(table, exam):
 def page(case_model, tmp_path_factory):
     """Asks the app itself, without a server: page(body or files) -> status and JSON."""
     folder = tmp_path_factory.mktemp("uploads")
-    settings = Settings(max_bytes=10**6, max_pixels=300_000)
+    settings = Settings(max_bytes=10**6)
     app = make_app([Model("exams", Decider(case_model))], folder, settings)
     client = TestClient(app, base_url="http://localhost")
 
@@ -72,16 +75,15 @@ def test_several_files_get_one_answer_with_the_image_that_decided(page, case_mod
     assert [answer["probabilities"][n] for n in names] == pytest.approx(
         expected.probabilities, abs=1e-5
     )
-    assert answer["case"]["images"] == 4
-    first = answer["case"]["decided_by"][0]
-    assert (first["file"], first["part"]) == ("spot-2-2.png", "")
+    assert answer["images"] == 4
+    first = answer["decided_by"][0]
+    assert first["path"] == "spot-2-2.png"
     assert first["weight"] == pytest.approx(expected.deciding[0].weight, abs=1e-3)
     assert first["image"].startswith("data:image/jpeg;base64,")
     assert body["image"]["name"] == "spot-2-0.png and 3 more"
     assert answer["evidence"]["class"] == "spot"
-    spec = openapi()
-    assert fits({"$ref": "#/components/schemas/Answer"}, body, spec)
-    assert "image" not in page(files)[1]["models"][0]["case"]["decided_by"][0]
+    assert fits({"$ref": "#/components/schemas/Answer"}, body, SPEC)
+    assert "image" not in page(files)[1]["models"][0]["decided_by"][0]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -89,24 +91,23 @@ def test_a_volume_is_answered_by_its_slices(page, case_model, tmp_path, packed):
     content = volume(tmp_path / "a.nii").read_bytes()
     status, body = page(gzip.compress(content) if packed else content, name="scan.nii.gz")
     assert status == 200, body
-    case = body["models"][0]["case"]
+    case = body["models"][0]
     assert case["images"] == 16  # the empty slices are left out
     parts = [f"axis=2,index={index}" for index in range(4, 20)]
     [expected] = case_model.decide({"v": [ImageRef(tmp_path / "a.nii", part) for part in parts]})
     assert body["models"][0]["prediction"] == expected.prediction
-    assert [part["part"] for part in case["decided_by"]] == [
-        part.image.part for part in expected.deciding
+    assert [part["path"] for part in case["decided_by"]] == [
+        f"scan.nii.gz#{part.image.part}" for part in expected.deciding
     ]
-    assert {part["file"] for part in case["decided_by"]} == {"scan.nii.gz"}
 
 
 def test_a_clip_is_answered_by_its_frames(page, tmp_path):
     frames = np.random.default_rng(0).integers(0, 255, (5, 16, 16)).astype(np.uint8)
     frames[2] = 7  # a blank frame
     _, body = page(dicom(tmp_path / "a.dcm", frames, frames=True).read_bytes(), name="cine")
-    case = body["models"][0]["case"]
+    case = body["models"][0]
     assert case["images"] == 4
-    assert case["decided_by"][0]["part"].startswith("index=")
+    assert case["decided_by"][0]["path"].startswith("cine#index=")
 
 
 def test_what_is_odd_about_a_series_is_said(page, tmp_path):
@@ -133,12 +134,12 @@ def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams,
             files.append((entry.name, entry.read_bytes()))
     status, body = page(files[::2] + files[1::2], images=True)
     assert status == 200, body
-    assert [(entry["case"]["name"], entry["case"]["images"]) for entry in body["models"]] == [
+    assert [(entry["case"], entry["images"]) for entry in body["models"]] == [
         ("study (test spot 2): 1.1-0.dcm and 3 more", 4),
         ("study (test normal 2): 1.2-0.dcm and 3 more", 4),
     ]
     assert [entry["prediction"] for entry in body["models"]] == ["spot", "normal"]
-    assert fits({"$ref": "#/components/schemas/Answer"}, body, openapi())
+    assert fits({"$ref": "#/components/schemas/Answer"}, body, SPEC)
 
 
 def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_others(page, tmp_path):
@@ -151,15 +152,15 @@ def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_other
     status, body = page(files)
     assert status == 200, body
     [entry] = body["models"]
-    assert entry["case"]["name"] == "study 1.1: 1.1.dcm"
+    assert entry["case"] == "study 1.1: 1.1.dcm"
     assert "Not answered: study 1.2: 1.2.dcm: 1.2.dcm is blank" in entry["note"]
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams):
     good = next((exams.parent / "test").glob("*.png")).read_bytes()
     _, body = page([("bad.svs", b"no image"), ("cut.png", good[:90]), ("good.png", good)])
-    assert body["models"][0]["case"]["images"] == 1
-    assert body["image"]["note"].startswith("Not used (2): bad.svs: The file is not a PNG")
+    assert body["models"][0]["images"] == 1
+    assert body["image"]["note"].startswith("Not used (2): bad.svs: The file is not a readable image")
     assert "cut.png: The file is damaged" in body["image"]["note"]
     status, body = page([("bad.svs", b"no image"), ("worse.npz", b"")])
     assert (status, body["detail"][:8]) == (422, "bad.svs:")
@@ -168,25 +169,17 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
     assert page(b"")[0] == 400
 
 
-def test_a_volume_that_unpacks_to_too_much_is_refused_unread(page, tmp_path):
-    head = bytearray(volume(tmp_path / "a.nii").read_bytes()[:352])
-    head[40:48] = np.array([3, 2000, 2000, 500], "<i2").tobytes()
-    status, body = page(gzip.compress(bytes(head)))
-    assert status == 422
-    assert "unpacks to 4.0 GB, more than the limit of 2 GB" in body["detail"]
-
-
 def test_other_archives_are_not_volumes(page):
     assert page(gzip.compress(b"text"))[0] == 422
     assert page(b"\x1f\x8b" + bytes(30))[0] == 422
 
 
 def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
-    reader = UploadReader(10_000)
+    reader = UploadReader()
     upload = reader.read({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
-    assert upload.note.count("the slice axis=2,index=middle is used") == 2
+    assert upload.note.count("axis=2,index=middle is used") == 2
     given = answers([Model("m", Decider(gda))], upload, images=False)
-    assert [(answer["case"]["name"], answer["case"]["images"]) for answer in given] == [
+    assert [(answer["case"], answer["images"]) for answer in given] == [
         ("a", 1),
         ("b", 1),
     ]
@@ -200,19 +193,19 @@ def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, findings,
     options |= {"findings": ["spot", "streak"]} if findings else {}
     model = ogkd.fit(table, backbone=bert_backbone, **options)
     chosen = exam_images(table, "train spot 1")
-    upload = UploadReader(10_000).read({image.file: image.name for image in chosen}, whole=True)
+    upload = UploadReader().read({image.file: image.name for image in chosen}, whole=True)
     decider = Decider(model)
     [answer] = answers([Model("m", decider)], upload, images=True)
     [decision] = decider.decide(upload.cases(model.card.grouping))
     assert answer["prediction"] == decision.prediction
     expected = dict(zip(model.class_names, decision.probabilities, strict=True))
     assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
-    assert answer.get("findings") == (
+    assert answer.get("answers") == (
         dict(zip(model.class_names, decision.answer.verdicts, strict=True)) if findings else None
     )
-    assert answer["case"]["images"] == images
+    assert answer["images"] == images
     assert answer["evidence"]["class"] in model.class_names
-    assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer, openapi())
+    assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer, SPEC)
 
 
 def test_a_model_without_a_calibration_is_served(case_model, bert_backbone, tmp_path):

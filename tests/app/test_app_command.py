@@ -12,7 +12,6 @@ import ogkd.serve.models as loading
 import ogkd.serve.server as serving
 from ogkd.cli import main
 from ogkd.errors import ConfigError
-from ogkd.images.decode import MAX_PIXELS
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.serve.models import Model
@@ -56,11 +55,9 @@ def served(monkeypatch):
 
 def test_by_default_only_this_machine_is_served(served):
     settings = served()
-    assert settings == Settings("127.0.0.1", None, 50_000_000, 50_000_000)
+    assert settings == Settings("127.0.0.1", None, 50_000_000)
     assert settings.token is None
-    small = Settings(port=0, max_bytes=3_000_000, max_pixels=2_000_000)
-    assert served("--max-mb", 3, "--max-pixels", "2e6", "--port", 0) == small
-    assert served("--max-pixels", "100e6").max_pixels == MAX_PIXELS
+    assert served("--max-mb", 3, "--port", 0) == Settings(port=0, max_bytes=3_000_000)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "myhost", "", "localhost.x"])
@@ -92,8 +89,6 @@ def test_a_missing_extra_is_named(refused, folders, monkeypatch):
     [
         (["gone"], "not a model folder"),
         (["gone", "--max-mb", "0"], "--max-mb"),
-        (["gone", "--max-pixels", "nan"], "--max-pixels"),
-        (["gone", "--max-pixels", "100000001"], "--max-pixels"),
         (["gone", "--port", "70000"], "--port"),
         ([], "models"),
     ],
@@ -140,23 +135,3 @@ def test_a_calibration_of_another_engine_is_noted_at_the_start(served, gda, monk
     messages = capsys.readouterr().err
     assert "Loading 1 model(s)" in messages
     assert "Note on gda: " in messages
-
-
-def test_while_it_serves_nothing_in_the_process_can_connect():
-    with socket.create_server(("127.0.0.1", 0)) as listener, serving.refuse_connections():
-        address = listener.getsockname()
-        socket.create_connection(address, timeout=60).close()  # it does not serve yet
-        serving._serving.set()
-        with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
-            caller.connect(address)
-        with pytest.raises(ConnectionRefusedError):
-            socket.getaddrinfo("example.com", 80)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        socket.create_connection(listener.getsockname(), timeout=60).close()
-
-
-def test_the_uploads_folder_is_private_and_removed_at_the_end():
-    with serving._private_folder() as folder:
-        assert folder.stat().st_mode & 0o077 == 0
-        (folder / "x").write_bytes(b"x")
-    assert not folder.exists()

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 pytest.importorskip("starlette")
@@ -35,7 +33,7 @@ def test_routes_of_the_page_are_open(page, path):
 
 
 CLOSED = ["/static/../server.py", "/static/%2e%2e/server.py", "/static/", "/static", "/docs", "//"]
-CLOSED += ["/etc/passwd", "/file=/etc/passwd", "/models.py", "/static/main.js/", "/.env"]
+CLOSED += ["/etc/passwd", "/file=/etc/passwd", "/models.py", "/.env"]
 
 
 @pytest.mark.parametrize("path", CLOSED)
@@ -103,14 +101,3 @@ def test_the_printed_address_signs_a_browser_in_and_programs_send_the_token():
     assert "samesite=strict" in cookie
     assert client(token="secret").get("/", cookies={COOKIE: "secret"}).text == "inside"
     assert guarded.get("/", headers={"authorization": "Bearer secret"}).text == "inside"
-
-
-def test_web_sockets_are_closed():
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    guard = Guard(PlainTextResponse(""), uploads={}, hosts=HOSTS)
-    asyncio.run(guard({"type": "websocket", "headers": []}, None, send))
-    assert sent == [{"type": "websocket.close", "code": 1008}]

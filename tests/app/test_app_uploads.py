@@ -19,7 +19,7 @@ from ogkd.serve.uploads import Upload, UploadReader, display_name
 from tiny_images import SHADES, dicom, own_range, png, volume
 
 RGB = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
-READER = UploadReader(max_pixels=2000)
+READER = UploadReader()
 
 
 def encoded(kind, array=RGB, **options):
@@ -69,7 +69,7 @@ def bomb():
 
 BAD = [b"", b"text", b"%PDF-1.7", encoded("GIF"), b"RIFFxxxxWAVE"]  # of another kind
 BAD += [encoded("PNG")[:60], encoded("PNG")[:20], b"\xff\xd8\xff\xe0" + bytes(50)]  # damaged
-BAD += [bytes(128) + b"DICMxx", encoded("PNG", np.zeros((50, 41), np.uint8)), bomb()]  # too large
+BAD += [bytes(128) + b"DICMxx", bomb()]
 
 
 @pytest.mark.parametrize("content", BAD)
@@ -85,20 +85,16 @@ def test_a_dicom_file_is_read_and_of_several_frames_one_is_taken(read, tmp_path)
     frames = np.stack([np.full((8, 9), value, np.uint8) for value in (10, 20, 30)])
     clip = dicom(tmp_path / "b.dcm", frames, frames=True).read_bytes()
     upload = read(clip)
-    assert (upload.pixels.mean(), "3 frames" in upload.note) == (20, True)
-    assert str(upload.images[0]).endswith(".dcm#index=middle")
-    first = UploadReader(100, SliceRule.parse("axis=2,index=0"))
+    assert (upload.pixels.mean(), "index=middle is used" in upload.note) == (20, True)
+    assert str(upload.images[0]).endswith("#index=middle")
+    first = UploadReader(SliceRule.parse("axis=2,index=0"))
     assert read(clip, first).pixels.mean() == 10
 
 
-@pytest.mark.parametrize("letter", ["x", "ä", "図", "𠀀"])
-def test_a_long_name_keeps_both_ends(letter):
-    name = display_name(f"folder/patient 7 {letter * 200} no tumor.png")
-    assert name.startswith(f"patient 7 {letter}")
-    assert name.endswith(f"{letter} no tumor.png")
-    assert (name.count("..."), len(name)) == (1, 60)
-    assert display_name("y" * 56 + ".png") == "y" * 56 + ".png"
+def test_names_are_shown_without_folders_and_odd_characters():
+    assert display_name("folder/a<b> ä (1).png") == "a_b_ ä (1).png"
     assert display_name("..") == display_name("") == "image"
+    assert len(display_name("x" * 999)) == 255
 
 
 def member(folder, name, study, series, **more):

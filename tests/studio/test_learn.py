@@ -8,8 +8,7 @@ from ogkd.data.tasks import OneOf
 from ogkd.fitting.prepare import text_sides
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.support_sets import SupportSets
-from ogkd.serve.studio.fitted import fit_labels, judge
-from ogkd.serve.studio.learn import fit_head, hold_out, logits_of
+from ogkd.serve.studio.fit import Snapshot, fit_head, fit_labels, hold_out, judge, logits_of
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +102,12 @@ def test_the_only_image_of_a_class_is_not_judged(text):
     assert 12 not in held.rows
 
 
-def everything(text, X, y, *, labelled, sample=None):
+def everything(text, X, y, *, labelled, order=None):
     labels = np.where(labelled, y, -1)
-    fitted = fit_labels(X, np.ones(len(X), bool), labels, text, order=range(len(X)))
-    judged = judge(
-        fitted,
-        X,
-        text,
-        keys=[f"{row:016x}" for row in range(len(X))],
-        groups=[None] * len(X),
-        sample=np.zeros(len(X), bool) if sample is None else sample,
-        engine="torch",
-    )
-    return fitted.trusting(judged)
+    keys, rows = [f"{row:016x}" for row in range(len(X))], range(len(X))
+    images = Snapshot(X, np.ones(len(X), bool), labels, order or rows, keys, [None] * len(X))
+    fitted = fit_labels(images, text)
+    return fitted.trusting(judge(fitted, images, text), X)
 
 
 def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
@@ -130,15 +122,15 @@ def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
 
 
 def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
-    X, y = toy(text, 12)
+    X, y = toy(text, 13)
     wrong = y.copy()
     wrong[:4] = 1  # hard images that the queue asked for
-    sample = np.arange(36) >= 16
-    fair = everything(text, X, wrong, labelled=np.ones(36, bool), sample=sample).judged
-    assert (fair.fair, fair.counted, fair.accuracy) == (True, 20, 1.0)
-    few = everything(text, X, wrong, labelled=np.ones(36, bool), sample=np.arange(36) >= 30).judged
-    assert (few.fair, few.counted) == (False, 36)
-    assert few.accuracy < 1
+    labelled = np.arange(39) < 38  # the sample ends with the first open image of the order
+    for size, expected in ((20, (True, 20, 1.0)), (6, (False, 38, None))):
+        order = [*range(38 - size, 39), *range(38 - size)]
+        judged = everything(text, X, wrong, labelled=labelled, order=order).judged
+        assert (judged.fair, len(judged.counted)) == expected[:2]
+        assert judged.accuracy == expected[2] or judged.accuracy < 1
 
 
 def test_the_confusion_counts_every_judged_label_once(text):
@@ -154,10 +146,10 @@ def test_the_confusion_counts_every_judged_label_once(text):
 def test_sets_are_exact_once_every_class_has_nine_labels(text):
     X, y = toy(text, 14, noise=0.9)
     few = everything(text, X, y, labelled=np.arange(42) % 14 < 8)
-    assert few.judged.exact is None
+    assert few.decider.support_sets is None
     assert few.sets is not None
     many = everything(text, X, y, labelled=np.arange(42) % 14 < 10)
     rest = np.arange(42) % 14 >= 10
     support = SupportFeatures(X[~rest], y[~rest])
-    plain = SupportSets.among(many.head, support, text.class_names)
+    plain = SupportSets.among(many.decider.classifier.head, support, text.class_names)
     np.testing.assert_array_equal(many.sets[rest], plain.sets(X[rest], coverage=0.9))

@@ -27,9 +27,8 @@ from starlette.testclient import TestClient
 from ogkd.errors import DataError
 from ogkd.serve.server import Settings
 from ogkd.serve.studio import images
-from ogkd.serve.studio.facts import ClassInfo
-from ogkd.serve.studio.project import Project
-from ogkd.serve.studio.routes import _routes, make_studio
+from ogkd.serve.studio.project import ClassInfo, Project
+from ogkd.serve.studio.routes import make_studio, studio_routes
 from ogkd.serve.studio.session import Session
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,7 @@ BODIES = {
 }
 QUERIES = {"/api/next": ["by"], "/api/texts": ["name"], "/api/look/{row}": ["evidence"]}
 QUERIES |= {path: [] for path in ("/api/similar/{row}", "/thumb/{row}", "/image/{row}")}
-QUERIES |= {path: ["x"] for path in ("/api/export/{kind}", "/api/state", "/api/images", "/model")}
+QUERIES |= {path: ["x"] for path in ("/api/export/{kind}", "/api/state", "/api/images")}
 UPLOADS = {"/api/upload": ["name", "last"], "/api/import": ["name"]}
 
 
@@ -118,7 +117,7 @@ def studio(pile, tmp_path_factory):
 
 def test_every_route_is_here():
     nothing = SimpleNamespace(project=None)
-    routes = _routes(nothing, nothing, None, Settings(), nothing)
+    routes = studio_routes(nothing, None, Settings(), nothing)
     assert {route.path for route in routes} == {*BODIES, *QUERIES, *UPLOADS}
 
 

@@ -123,7 +123,7 @@ def test_the_queue_asks_for_no_copy_and_no_broken_file(taught):
 def test_one_image_is_explained(taught):
     row = taught.request("GET", "/api/next").json["rows"][0]
     body = taught.request("GET", f"/api/look/{row}?evidence=1").json
-    assert sum(share for _, share in body["ranked"]) == pytest.approx(1, abs=1e-3)
+    assert sum(body["decision"]["probabilities"].values()) == pytest.approx(1, abs=1e-3)
     assert "image" in body["evidence"]
     assert set(body["evidence"]["check"]) == {"blurred", "marked", "random"}
     assert len(body["neighbours"]) == 6
