@@ -32,7 +32,7 @@ from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import Head, TextSide
 from ogkd.prompts.bank import read_bank, shipped_banks
-from ogkd.serve.studio.learn import POOL, fit_head, hold_out, logits_of
+from ogkd.serve.studio.fit import POOL, fit_head, hold_out, logits_of
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
 
 STRATEGIES = ("random", "uncertainty", "medoids", "queue", "studio")
@@ -104,13 +104,12 @@ def simulate(
         found["pool"].append(accuracy(head, V, w))
         found["labels"].append(accuracy(fit_head(X[rows], known[rows], text), V, w))
         if budget == ESTIMATED and strategy in ("random", "queue", "studio"):
-            held = hold_out(X[rows], known[rows], text, None, rest)
-            judged = known[rows][held.rows]
+            held, logits = hold_out(X[rows], known[rows], text, None, rest)
+            right = logits.argmax(axis=1) == known[rows][held]
             if strategy == "studio":  # only what came at random counts
-                fair = checked(order, known)[rows][held.rows]
-                held, judged = replace(held, logits=held.logits[fair]), judged[fair]
-            if len(judged):
-                found["estimate"] = float((held.logits.argmax(axis=1) == judged).mean())
+                right = right[checked(order, known)[rows][held]]
+            if len(right):
+                found["estimate"] = float(right.mean())
     return found
 
 

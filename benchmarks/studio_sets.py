@@ -26,8 +26,8 @@ from ogkd.data.read import read_dataset
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
-from ogkd.serve.studio.fitted import fit_labels, judge
-from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
+from ogkd.serve.studio.fit import Snapshot, fit_labels, judge
+from ogkd.serve.studio.queue import UNLABELLED, next_images, with_checks
 
 BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 
@@ -36,32 +36,27 @@ def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dic
     classes, width = len(text.class_names), text.backbone.embed_dim
     order = np.random.default_rng(seed).permutation(len(y)).tolist()
     labels, every = np.full(len(y), UNLABELLED, np.int64), np.ones(len(y), bool)
+    keys = [f"{row:016x}" for row in range(len(y))]
     p, found, before = None, {}, 0
     for budget in BUDGETS:
         n, before = (budget - before) * classes, budget
         chosen = next_images(X[:, :width], labels, classes=classes, probabilities=p, n=n)
         chosen = with_checks(chosen, order, labels)
         labels[chosen] = y[chosen]
-        fitted = fit_labels(X, every, labels, text, order=order)
+        images = Snapshot(X, every, labels, order, keys, [None] * len(y))
+        fitted = fit_labels(images, text)
         p = fitted.probabilities
         if fitted.missing:
             continue
         rest = np.flatnonzero(labels == UNLABELLED)
-        judged = judge(
-            fitted,
-            X,
-            text,
-            keys=[f"{row:016x}" for row in range(len(y))],
-            groups=[None] * len(y),
-            sample=checked(order, labels),
-            engine="torch",
-        )
-        estimate = fitted.trusting(replace(judged, exact=None))
-        row = {"accuracy": float((estimate.probabilities[rest].argmax(1) == y[rest]).mean())}
-        if estimate.sets is not None:
-            row |= measured("estimate", estimate.sets[rest], y[rest])
-        if judged.exact is not None:
-            row |= measured("exact", judged.exact[rest], y[rest])
+        judged = fitted.trusting(judge(fitted, images, text), X)
+        row = {"accuracy": float((judged.probabilities[rest].argmax(1) == y[rest]).mean())}
+        if judged.judged.calibration is not None:
+            limits = judged.judged.calibration.limits(judged.decider.task, judged.decider.coverage)
+            estimate = judged.decider.task.plausible(judged.probabilities[rest], limits)
+            row |= measured("estimate", estimate, y[rest])
+        if judged.decider.support_sets is not None:
+            row |= measured("exact", judged.sets[rest], y[rest])
         found[str(budget)] = row
     return found
 

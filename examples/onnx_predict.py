@@ -67,11 +67,8 @@ def prepare(pixels, prep):
 def batch(pixels, card):
     """What the graph takes, of one image."""
     prep = card["preprocessing"]
-    pixels = prepare(pixels, prep)[None]
-    if card["input"]["normalised"]:
-        pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(0, 3, 1, 2)
-        pixels = pixels.astype(np.float32)
-    return pixels
+    pixels = (prepare(pixels, prep)[None] / 255 - prep["mean"]) / prep["std"]
+    return pixels.transpose(0, 3, 1, 2).astype(np.float32)
 
 
 def main(model, *paths):

@@ -160,7 +160,9 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
     good = next((exams.parent / "test").glob("*.png")).read_bytes()
     _, body = page([("bad.svs", b"no image"), ("cut.png", good[:90]), ("good.png", good)])
     assert body["models"][0]["images"] == 1
-    assert body["image"]["note"].startswith("Not used (2): bad.svs: The file is not a readable image")
+    assert body["image"]["note"].startswith(
+        "Not used (2): bad.svs: The file is not a readable image"
+    )
     assert "cut.png: The file is damaged" in body["image"]["note"]
     status, body = page([("bad.svs", b"no image"), ("worse.npz", b"")])
     assert (status, body["detail"][:8]) == (422, "bad.svs:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from export_world import calibration, with_backbone
+from export_world import calibration
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -16,7 +16,7 @@ from ogkd.features.views import FixedViews
 from ogkd.methods import METHODS, Support, TextSide, make_method
 from ogkd.methods.heads import LinearHead
 from ogkd.model.classifier import Classifier
-from tiny_backbones import make_clip, make_siglip
+from tiny_backbones import make_clip
 from tiny_data import write_dataset, write_image
 
 
@@ -55,19 +55,6 @@ def model(data, folder):
 @pytest.fixture(scope="session")
 def exported(model, files, folder) -> Exported:
     return export_onnx(model, folder / "model.onnx", images=files, max_risk=0.5)
-
-
-@pytest.fixture(scope="session")
-def siglip(folder, model):
-    classifier = with_backbone(make_siglip, folder / "siglip", model)
-    classifier.calibration = calibration()
-    return classifier
-
-
-@pytest.fixture(scope="session")
-def bytes_in(siglip, files, folder) -> Exported:
-    """Another family, with the normalisation inside: one export of seconds for both."""
-    return export_onnx(siglip, folder / "bytes.onnx", images=files, include_preprocessing=True)
 
 
 def heads_of_all_methods(backbone):

@@ -34,6 +34,6 @@ def world(tmp_path_factory):
     names = {"table": "table.csv", "grid": "g.toml"}
     paths = {name: root / names.get(name, name) for name in ("data", "model", "runs", *names)}
     # The graph takes seconds, and no files.
-    graph = write.build(ogkd.load(root / "model"), include_preprocessing=False)
+    graph = write.build(ogkd.load(root / "model"))
     image = next((data / "test").rglob("*.png"))
     return {**paths, "root": root, "image": image, "graph": graph}

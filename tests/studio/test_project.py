@@ -9,16 +9,13 @@ import threading
 
 import pytest
 
-from ogkd.cli import main
 from ogkd.data.grouping import Grouping
 from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
-from ogkd.serve import server
 from ogkd.serve.studio import project as module
-from ogkd.serve.studio.images import find_project_images
+from ogkd.serve.studio.images import find_project_images, match_paths
 from ogkd.serve.studio.project import ClassInfo, Conflict, Project
-from ogkd.serve.studio.session import Session
 from tiny_data import write_image
 from tiny_images import volume
 
@@ -245,20 +242,6 @@ def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
     assert [(len(case.images), case.target) for case in cases] == [(4, 0), (4, 1)]
 
 
-def test_the_studio_says_first_what_it_does_with_volumes(project, tmp_path, monkeypatch, capsys):
-    (tmp_path / "scans").mkdir()
-    volume(tmp_path / "scans" / "a.nii")
-    monkeypatch.setattr(server, "serve", lambda *_, **__: None)
-    monkeypatch.setattr(Session, "_encode", lambda *_: None)
-    words = ["ogkd", "studio", str(tmp_path / "scans"), "--out", str(tmp_path / "new")]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        main()
-    messages = " ".join(capsys.readouterr().err.split())
-    assert "of 1 volume the studio shows and learns from one slice" in messages
-    assert f"ogkd fit {tmp_path / 'new' / 'volumes.csv'} --slices all" in messages
-
-
 def test_whole_slides_are_refused_with_what_to_do_instead(project, tmp_path):
     (tmp_path / "slides").mkdir()
     (tmp_path / "slides" / "a.svs").write_bytes(b"x")
@@ -296,3 +279,9 @@ def test_imported_labels_do_not_replace_ones_own(project):
 def test_a_setting_that_is_not_text_is_one_message(tmp_path):
     with pytest.raises(ConfigError):
         Project.open(tmp_path / "p").set_facts(slice="a\udcffb")
+
+
+def test_paths_of_a_table_are_matched_by_their_longest_common_end():
+    known = ["../x/a/1.png", "../x/b/1.png", "../x/c.png"]
+    paths = ["/data/b/1.png", "c.png", "1.png", "none.png"]
+    assert match_paths(paths, known) == [1, 2, None, None]  # two images have the name 1.png

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.errors import ConfigError
 from ogkd.serve.studio.queue import (
     ASSIGNED,
     EXCLUDED,
@@ -123,12 +121,6 @@ def test_what_somebody_else_is_labelling_is_covered_but_not_yet_answered():
     assert kinds[next_images(X, labels, classes=2, n=1)[0]] == 1
     order = list(range(39, -1, -1))
     assert with_checks(list(range(8)), order, labels)[3] == 39  # as if nothing were taken
-
-
-def test_sizes_that_disagree_are_named():
-    X, _ = clusters([5])
-    with pytest.raises(ConfigError, match="5 features, but 4 labels"):
-        next_images(X, open_labels(4), classes=2)
 
 
 def test_every_fourth_image_comes_from_the_random_order_and_none_twice():

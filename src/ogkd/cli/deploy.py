@@ -12,7 +12,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import say
-from ogkd.errors import ConfigError, pluralize
+from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.serve.server import Settings
@@ -32,13 +32,6 @@ def export(
     onnx: Annotated[
         Path, Option("--onnx", "--out", "-o", help="The file to write, ending in .onnx.")
     ],
-    include_preprocessing: Annotated[
-        bool,
-        Option(
-            "--include-preprocessing",
-            help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
-        ),
-    ] = False,
     check: Annotated[
         list[Path] | None,
         Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
@@ -71,7 +64,6 @@ def export(
         classifier,
         target,
         images=images,
-        include_preprocessing=include_preprocessing,
         max_risk=max_risk,
         tolerance=tolerance,
     )
@@ -167,7 +159,7 @@ def studio(
     say("Starting the studio: loading torch ...")
     from ogkd.files import fail_if_locked
     from ogkd.serve.server import require_server, serve
-    from ogkd.serve.studio.project import SETTINGS, VOLUMES, Project
+    from ogkd.serve.studio.project import SETTINGS, Project
     from ogkd.serve.studio.routes import make_studio
     from ogkd.serve.studio.session import Session
 
@@ -189,13 +181,6 @@ def studio(
         if images is not None:
             project.add_folder(images)
         session = Session(project, device=device, say=say)
-        if volumes := session.gallery.volumes:
-            say(
-                f"Note: of {pluralize(volumes, 'volume')} the studio shows and learns from one "
-                f"slice each ({project.facts.slice or 'the middle axial one'}; --slice). For a "
-                f"model that looks at all slices, label here and then run: ogkd fit "
-                f"{target / VOLUMES} --slices all --out MODEL"
-            )
         try:
             serve(
                 lambda private: make_studio(session, private, settings),

@@ -77,10 +77,7 @@ class Graph(nn.Module):
     weights [N] of its images in the answer.
     """
 
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, classifier: Classifier, *, include_preprocessing: bool) -> None:
+    def __init__(self, classifier: Classifier) -> None:
         super().__init__()
         backbone, task = classifier.backbone, classifier.task
         self.backbone = backbone
@@ -103,15 +100,10 @@ class Graph(nn.Module):
             PooledQuestion(pooling, size)
             for pooling, size in zip(exported_poolings(classifier), sizes, strict=False)
         )
-        self.include_preprocessing = include_preprocessing
-        self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
-        self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
 
     def example(self) -> Tensor:
         """Two images of the right shape; the exporter would treat a batch of one as fixed."""
         size = self.backbone.preprocessing.size
-        if self.include_preprocessing:
-            return torch.zeros(2, size, size, 3, dtype=torch.uint8)
         return torch.zeros(2, 3, size, size)
 
     @property
@@ -119,9 +111,7 @@ class Graph(nn.Module):
         return [*OUTPUTS, *([WEIGHTS] if len(self.poolings) else [])]
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        """[N, 3, H, W] float32, or with preprocessing [N, H, W, 3] uint8."""
-        if self.include_preprocessing:
-            pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
+        """From normalised pixels [N, 3, H, W]."""
         features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
         padded = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
@@ -150,10 +140,10 @@ def exported_poolings(classifier: Classifier) -> Sequence[Pooling]:
     return default_poolings(classifier.task)
 
 
-def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:
+def build(classifier: Classifier) -> Any:
     """The model as an onnx.ModelProto for batches of any size."""
     _check_exportable(classifier)
-    module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
+    module = Graph(classifier).eval()
     try:
         with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
@@ -205,17 +195,8 @@ def _check_exportable(classifier: Classifier) -> None:
             'have. Load the model with engine="torch".',
             argument="engine",
         )
-    if backbone.device.type != "cpu":
-        raise ConfigError(
-            f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
-            'device="cpu".'
-        )
     if (reason := head.export_error) is not None:
         raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
-    if bad := head.not_finite():
-        raise ConfigError(
-            f"The model has weights that are not finite ({', '.join(bad)}). Fit it again."
-        )
 
 
 def strip(model: Any) -> None:

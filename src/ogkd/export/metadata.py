@@ -17,16 +17,10 @@ KEY = "ogkd"  # of the JSON in the file's metadata
 SCHEMA = 2
 
 
-def file_metadata(
-    classifier: Classifier,
-    *,
-    include_preprocessing: bool = False,
-    max_risk: float | None = None,
-) -> dict[str, Any]:
+def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> dict[str, Any]:
     """Everything that a program needs besides the graph; contains no path and no file name."""
     card, prep = classifier.card, classifier.backbone.preprocessing
     size = prep.size
-    bytes_in = include_preprocessing
     return {
         "schema_version": SCHEMA,
         "class_names": list(card.class_names),
@@ -34,9 +28,9 @@ def file_metadata(
         "normal": list(card.normal),
         "input": {
             "name": INPUT,
-            "type": "uint8" if bytes_in else "float32",
-            "shape": ["N", size, size, 3] if bytes_in else ["N", 3, size, size],
-            "normalised": not bytes_in,
+            "type": "float32",
+            "shape": ["N", 3, size, size],
+            "normalised": True,
         },
         "preprocessing": {
             "colour": "RGB",
@@ -47,7 +41,7 @@ def file_metadata(
             "antialias": True,
             "mean": list(prep.mean),
             "std": list(prep.std),
-            "steps": _steps(prep, bytes_in=bytes_in),
+            "steps": _steps(prep),
         },
         "cases": _cases(classifier),
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
@@ -97,7 +91,7 @@ def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, An
     return {"questions": questions, "calibration": values}
 
 
-def _steps(prep: Preprocessing, *, bytes_in: bool) -> str:
+def _steps(prep: Preprocessing) -> str:
     decode = "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their "
     decode += "own smallest and largest value. "
     size = prep.size
@@ -107,9 +101,7 @@ def _steps(prep: Preprocessing, *, bytes_in: bool) -> str:
         left = f"left = round((width - {size}) / 2), top likewise"
         crop = f" Crop the central {size} x {size}: {left}."
         scale = f"Cut a side longer than {LONGEST} times the other to that, centrally. {scale}"
-    end = " Pass the bytes unchanged."
-    if not bytes_in:
-        end = " Divide by 255, subtract mean and divide by std per channel, channels first."
+    end = " Divide by 255, subtract mean and divide by std per channel, channels first."
     return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
 
 

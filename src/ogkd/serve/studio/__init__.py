@@ -1,7 +1,6 @@
-"""The studio: label what helps most, fit, look, use (`ogkd studio`, `label_next`)."""
+"""The studio: label what helps most, fit, look, use (`ogkd studio`)."""
 
 from ogkd.serve.studio.project import Project
 from ogkd.serve.studio.queue import next_images
-from ogkd.serve.studio.suggest import label_next
 
-__all__ = ["Project", "label_next", "next_images"]
+__all__ = ["Project", "next_images"]

@@ -240,22 +240,16 @@ def logits_of(head: Head, features: Rows) -> Rows:
     return logits
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Logits [M, C] of labelled images, each from a head that has not seen its label."""
-
-    rows: NDArray[np.int64]  # [M]: which of the labelled images
-    logits: Rows
-
-
 def hold_out(
     features: Rows,
     labels: Labels,
     text: TextSide,
     groups: Sequence[str | None] | None = None,
     rest: Rows | None = None,
-) -> HeldOut:
+) -> tuple[Labels, Rows]:
     """Refit without each image's label in turn, those of one group (patient) together.
+
+    Gives the rows [M] that were judged, and their logits [M, C].
 
     An image whose class has no other image (or no other patient) is not judged. Beyond _FOLDS
     labels, folds of images take the place of single ones. The images held out are then among the
@@ -280,10 +274,8 @@ def hold_out(
         head = fit_head(features[kept], labels[kept], text, more)
         logits |= zip(able, logits_of(head, features[able]), strict=True)
     rows = sorted(logits)
-    empty = np.empty((0, len(text.class_names)), np.float32)
-    return HeldOut(
-        np.array(rows, np.int64), np.stack([logits[row] for row in rows]) if rows else empty
-    )
+    held = np.array([logits[row] for row in rows], np.float32)
+    return np.array(rows, np.int64), held.reshape(len(rows), len(text.class_names))
 
 
 def judge(fitted: Fitted, images: Snapshot, text: TextSide) -> Judged:
@@ -294,24 +286,24 @@ def judge(fitted: Fitted, images: Snapshot, text: TextSide) -> Judged:
     rows, y = fitted.labelled, fitted.labels
     X = images.features[rows]
     groups = [images.groups[row] for row in rows]
-    held = hold_out(X, y, text, groups, images.features[fitted.rest])
-    labels, chosen = y[held.rows], rows[held.rows]
+    held, logits = hold_out(X, y, text, groups, images.features[fitted.rest])
+    labels, chosen = y[held], rows[held]
     calibration = None
     task = task_of(text)
     if len(labels) >= 2 * len(task.names) and not fitted.missing:
-        keys, units = [images.keys[row] for row in chosen], [groups[row] for row in held.rows]
+        keys, units = [images.keys[row] for row in chosen], [groups[row] for row in held]
         if len(set(unit_names(keys, units))) > 1:  # of one patient there are no two sides
             calibration = Calibration.fit(
-                task, held.logits, labels, keys, groups=units, engine=text.backbone.engine
+                task, logits, labels, keys, groups=units, engine=text.backbone.engine
             )
     return Judged(
         chosen,
         labels,
-        held.logits,
+        logits,
         random=checked(images.order, images.labels)[chosen],
         of=len(y),
         calibration=calibration,
-        suspects=tuple(suspects(X, y, rows, held.rows, task.probabilities(held.logits))),
+        suspects=tuple(suspects(X, y, rows, held, task.probabilities(logits))),
     )
 
 

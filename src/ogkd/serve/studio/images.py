@@ -1,7 +1,7 @@
 """The images of a project: where they are, what they look like small, and their features.
 
-Features are computed in the background, spread over the whole folder first, so that the queue can
-start before the end. Thumbnails stay in memory: no copy of an image is written anywhere.
+Features are computed in the background. Thumbnails stay in memory: no copy of an image is
+written anywhere.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from ogkd.serve.studio.project import UPLOADS, Project
 
 THUMB, VIEW = 192, 1024  # pixels of the longer side
 _BATCH = 16
-_KEPT = 96_000_000  # bytes of small images in memory
+_THUMBS, _VIEWS = 10_000, 200  # that are kept in memory
 _MOST = 50_000  # images of a project
 
 
@@ -109,16 +109,12 @@ class Gallery:
             range(len(self.refs)),
             key=lambda row: hashlib.sha256(os.fsencode(self.addresses[row])).digest(),
         )
-        self.features: NDArray[np.float32] | None = (
-            None  # [N, d], as heads see them; zeros: not yet
-        )
+        # [N, d], as heads see them; zeros: not yet
+        self.features: NDArray[np.float32] | None = None
         self.known = np.zeros(len(self.refs), bool)
         self.errors: dict[int, str] = {}
         self.copies: dict[int, int] = {}  # row -> the first row with the same content
         self.rate = 0.0  # images per second
-        self._small: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._size = 0
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.refs)
@@ -144,10 +140,11 @@ class Gallery:
         self.features = features
         began, first = time.monotonic(), self.done
         keys: dict[str, int] = {}
-        for batch in _spread(len(self), _BATCH):
+        # In the random order, so that the queue can start before the end.
+        for start in range(0, len(self), _BATCH):
             if stop.is_set():
                 return
-            rows = self._readable(batch, keys)
+            rows = self._readable(self.order[start : start + _BATCH], keys)
             try:
                 encoded = store.get([self.refs[row] for row in rows], deep=deep)
                 features[rows] = encoded.rows[:, 0].numpy()
@@ -167,45 +164,29 @@ class Gallery:
         kept = []
         for row in rows:
             try:
-                first = keys.setdefault(self.refs[row].key, row)
+                key = self.refs[row].key
             except DataError as error:
                 self.errors[row] = str(error)
                 continue
-            if first != row:
-                self.copies[max(row, first)] = min(row, first)
+            first = keys.setdefault(key, row)
+            if row > first:
+                self.copies[row] = first
+            elif row < first:  # of copies, the first in the gallery counts
+                self.copies[first] = keys[key] = row
             kept.append(row)
         return kept
 
     def thumbnail(self, row: int, side: int) -> bytes:
         """A JPEG of the image, its longer side at most `side` pixels."""
-        with self._lock:
-            if (cached := self._small.get((row, side))) is not None:
-                self._small.move_to_end((row, side))
-                return cached
-        image = Image.fromarray(read_image(self.refs[row]))
-        image.thumbnail((side, side))
-        memory = io.BytesIO()
-        image.save(memory, "JPEG", quality=85)
-        content = memory.getvalue()
-        with self._lock:
-            if (row, side) not in self._small:
-                self._small[row, side] = content
-                self._size += len(content)
-            while self._size > _KEPT:
-                self._size -= len(self._small.popitem(last=False)[1])
-        return content
+        return (_thumb if side == THUMB else _view)(self.refs[row], side)
 
 
-def _spread(count: int, batch: int) -> list[list[int]]:
-    """All rows in batches, each spread over the whole: 0, 10, 20, ...; 5, 15, ...; ..."""
-    stride = 1
-    while stride < count / batch:
-        stride *= 2
-    seen = np.zeros(count, bool)
-    order: list[int] = []
-    while stride:
-        rows = np.arange(0, count, stride)
-        order += rows[~seen[rows]].tolist()
-        seen[rows] = True
-        stride //= 2
-    return [order[start : start + batch] for start in range(0, count, batch)]
+def _jpeg(image: ImageRef, side: int) -> bytes:
+    small = Image.fromarray(read_image(image))
+    small.thumbnail((side, side))
+    memory = io.BytesIO()
+    small.save(memory, "JPEG", quality=85)
+    return memory.getvalue()
+
+
+_thumb, _view = lru_cache(_THUMBS)(_jpeg), lru_cache(_VIEWS)(_jpeg)

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -133,6 +134,7 @@ class Project:
         self.folder, self.facts = folder, facts
         self.history: list[Mark] = []
         self.marks: dict[str, Mark] = {}
+        self._clicks: dict[str, list[tuple[str, Mark | None]]] = defaultdict(list)
         self._lock = threading.RLock()
 
     @classmethod
@@ -234,33 +236,25 @@ class Project:
                     return old
                 raise Conflict(old)
             whose = patient if patient is not None or old is None else old.patient
+            self._clicks[by].append((image, old))
             return self._append(image, state, label if state == "label" else None, by, whose)
 
     def undo(self, by: str) -> Mark | None:
-        """Take back the last click of this browser; None if there is none left to take back.
+        """Take back the last click of this window; None if there is none left to take back.
 
         What was taken back stays in the log: an undo is a line of its own.
         """
         with self._lock:
-            passed = 0
-            for index in range(len(self.history) - 1, -1, -1):
-                last = self.history[index]
-                if last.by == f"undo {by}":
-                    passed += 1
-                elif last.by == by and passed:
-                    passed -= 1
-                elif last.by == by:
-                    break
-            else:
+            if not (clicks := self._clicks.get(by)):
                 return None
-            now = self.marks[last.image]
-            if now.number != last.number and now.by not in (by, f"undo {by}"):
+            image, before = clicks.pop()
+            now = self.marks[image]
+            if now.by not in (by, f"undo {by}"):
                 raise Conflict(now)
-            before = [m for m in self.history[:index] if m.image == last.image]
-            state, label = (before[-1].state, before[-1].label) if before else ("clear", None)
+            state, label = ("clear", None) if before is None else (before.state, before.label)
             if label is not None and label not in self.class_names:
                 state, label = "clear", None
-            return self._append(last.image, state, label, f"undo {by}", last.patient)
+            return self._append(image, state, label, f"undo {by}", now.patient)
 
     def label_many(
         self, labels: Iterable[tuple[str, str, str | None]], *, by: str = "import"
@@ -391,6 +385,7 @@ class Project:
                 self.marks[line.image] = line
                 continue
             old, new = line.rename
+            self._clicks.clear()
             self.history = [replace(m, label=new) if m.label == old else m for m in self.history]
             latest = {mark.image: mark for mark in self.history}
             self.marks = {image: latest[image] for image in self.marks}

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import ConfigError
-
 # In place of a label: to be asked for; never to be asked for; given to another window now.
 UNLABELLED, EXCLUDED, ASSIGNED = -1, -2, -3
 CHECK = 4  # every so many images one is random, to measure the accuracy on
 _MOST = 3000  # images that are to be covered; of more, evenly spaced ones
-_WIDTH = 0.8  # of the kernel exp((cosine - 1) / width) on centred features
+_WIDTH = 0.8  # of the kernel exp((cosine - 1) / _WIDTH) on centred features
 _COVERED = 2  # labels per class before the model's uncertainty counts
 
 
@@ -33,8 +31,6 @@ def next_images(
     probabilities: NDArray[np.float32] | None = None,
     groups: Sequence[str | None] | None = None,
     n: int = 20,
-    width: float = _WIDTH,
-    covered: int = _COVERED,
 ) -> list[int]:
     """Rows of the `n` images to label next, the most useful first.
 
@@ -46,14 +42,7 @@ def next_images(
         groups: the patient of each image, if known: the next patient comes before a second image
             of one, as long as there is another patient.
         n: how many rows to give; fewer if fewer are open.
-        width: of the kernel.
-        covered: labels per class before uncertainty counts.
     """
-    if len(features) != len(labels) or (groups is not None and len(groups) != len(labels)):
-        raise ConfigError(
-            f"There are {len(features)} features, but {len(labels)} labels"
-            + ("." if groups is None else f" and {len(groups)} groups.")
-        )
     open_rows = np.flatnonzero(labels == UNLABELLED)
     if not len(open_rows) or n < 1:
         return []
@@ -62,13 +51,13 @@ def next_images(
     pool = np.flatnonzero(labels != EXCLUDED)
     pool = pool[np.linspace(0, len(pool) - 1, min(len(pool), _MOST)).astype(np.intp)]
     unit = _centred(features, pool)
-    K = np.exp((unit[pool] @ unit[open_rows].T - 1) / width)  # [P, U]
+    K = np.exp((unit[pool] @ unit[open_rows].T - 1) / _WIDTH)  # [P, U]
     best = np.zeros(len(pool), np.float32)  # how well each image of the pool is covered
     for labelled_row in claimed:
-        np.maximum(best, np.exp((unit[pool] @ unit[labelled_row] - 1) / width), out=best)
+        np.maximum(best, np.exp((unit[pool] @ unit[labelled_row] - 1) / _WIDTH), out=best)
     weights = np.ones(len(pool), np.float32)
     seen = {int(label) for label in labels[known]}
-    if probabilities is not None and len(known) >= covered * classes and len(seen) == classes:
+    if probabilities is not None and len(known) >= _COVERED * classes and len(seen) == classes:
         weights = uncertainty(probabilities[pool])
     asked = Counter(_group(groups, int(row)) for row in claimed)
     chosen: list[int] = []
