@@ -49,9 +49,7 @@ def server(
 ) -> Iterator[Server]:
     """`ogkd app` with both models, as a user starts it; ended as a user ends it."""
     pytest.importorskip("uvicorn")
-    with started(
-        tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero", "--support", phantoms
-    ) as running:
+    with started(tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero") as running:
         yield running
 
 

@@ -83,9 +83,6 @@ def app(
     models: Annotated[
         list[Path], Argument(help="Folders written by `ogkd fit --out`; several are compared.")
     ],
-    support: Annotated[
-        Path | None, Option(help="The data that the models learned from, to show its images.")
-    ] = None,
     max_risk: Annotated[
         float | None, Option(help="Abstain so that at most this share of answers is wrong.")
     ] = None,
@@ -112,14 +109,12 @@ def app(
     require_server()
     settings = server_settings(host, port, max_mb)
 
-    from ogkd.serve.models import load_models, with_support_images
+    from ogkd.serve.models import load_models
 
     say(f"Loading {len(models)} model(s) and their backbones ...")
     loaded = load_models(
         models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
     )
-    if support is not None:
-        loaded = with_support_images(loaded, support)
     for model in loaded:
         if model.note:
             say(f"Note on {model.name}: {model.note}")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.data.case import Case, Dataset
-from ogkd.data.fetch import resolve_data
-from ogkd.errors import ConfigError, DataError, OgkdError, OgkdWarning
+from ogkd.errors import DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.model.card import CAUTION, ModelCard
@@ -30,14 +27,11 @@ from ogkd.model.load import load
 from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
-from ogkd.progress import progress_bar
 from ogkd.serve.uploads import Upload
 
 PREVIEW = 640  # pixels of the longer side
 _EVIDENCE = 1024  # pixels of the longer side of an evidence map, so that its words are legible
 _SIMILAR = 4  # support images shown
-_SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
-_THUMB = 160  # pixels
 _DECIDING = 320  # of an image that decided the answer for a case
 Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 
@@ -46,7 +40,6 @@ Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 class Model:
     name: str
     decider: Decider
-    thumbnails: Mapping[int, str] = field(default_factory=dict)  # support row -> data URI
 
     @property
     def classifier(self) -> Classifier:
@@ -96,43 +89,6 @@ def _names(folders: Sequence[Path]) -> list[str]:
     """Folder names; equal ones with a number."""
     last = [folder.resolve().name for folder in folders]
     return [f"{n}. {name}" if last.count(name) > 1 else name for n, name in enumerate(last, 1)]
-
-
-def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
-    """The models with thumbnails of their support images, taken from `data`.
-
-    A model keeps features of its support images, never the images: they are found again by
-    their content and matched with the features.
-    """
-    dataset = resolve_data(data)
-    shown = [replace(model, thumbnails=_thumbnails(model, dataset)) for model in models]
-    if not any(model.thumbnails for model in shown):
-        names = ", ".join(model.name for model in models)
-        raise ConfigError(
-            f"{data} contains no image that {names} learned from. Give the data that was used "
-            "for fitting, or start without support images.",
-            argument="support",
-        )
-    return shown
-
-
-def _thumbnails(model: Model, dataset: Dataset) -> dict[int, str]:
-    classifier = model.classifier
-    if classifier.support is None:
-        return {}
-    images = dict.fromkeys(classifier.card.grouping.apply(dataset).images)
-    learned = set(classifier.card.support_images)
-    known = [Case.single(image) for image in images if image.fingerprint in learned]
-    thumbnails: dict[int, str] = {}
-    with progress_bar("Reading support images", len(known)) as bar:
-        for decision in classifier.decide(known):
-            bar.advance()
-            if decision.features is None or decision.image is None:
-                continue
-            rows = np.flatnonzero(classifier.support.features @ decision.features > _SAME)
-            if rows.size:
-                thumbnails |= dict.fromkeys(rows.tolist(), _thumbnail(decision.image, _THUMB))
-    return thumbnails
 
 
 def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> list[Answer]:
@@ -202,7 +158,7 @@ def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, imag
         "coverage": model.decider.coverage,
         "reasons": list(decision.reasons),
         "note": note,
-        "similar": _similar(model, decision, images=images),
+        "similar": _similar(classifier, decision),
     }
     for entry, part in zip(body["decided_by"], decision.deciding, strict=True):
         entry["path"] = upload.in_user_words(entry["path"])
@@ -237,20 +193,19 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] 
     return body
 
 
-def _similar(model: Model, decision: Decision, *, images: bool) -> list[dict[str, Any]]:
-    """The nearest support images: class, cosine and, where it is known, the image."""
-    support, task = model.classifier.support, model.classifier.task
+def _similar(classifier: Classifier, decision: Decision) -> list[dict[str, Any]]:
+    """The classes of the nearest support images, and their cosines."""
+    support = classifier.support
     if support is None or decision.features is None:
         return []
     [rows], [cosines] = nearest(support, decision.features[None], _SIMILAR)
-    similar = []
-    for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
-        name = task.shown_names(support.labels[row])
-        entry = {"class": name, "similarity": round(cosine, 4)}
-        if images and row in model.thumbnails:
-            entry["image"] = model.thumbnails[row]
-        similar.append(entry)
-    return similar
+    return [
+        {
+            "class": classifier.task.shown_names(support.labels[row]),
+            "similarity": round(float(cosine), 4),
+        }
+        for row, cosine in zip(rows, cosines, strict=True)
+    ]
 
 
 def describe(model: Model) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import { announce, bar, fill, get, h, percent, post, t } from "./dom.js";
 import { classTable, ranked } from "./use.js";
 import { openDetail } from "./detail.js";
 import { classNames, me, shared } from "./studio.js";
-import { curveChart, confusionTable } from "./charts.js";
+import { confusionTable } from "./charts.js";
 
 const KEYS = "123456789";
 const ENOUGH = 9; // labels of each class from which on sets keep their promise for each
@@ -197,7 +197,6 @@ export function labelStep(refresh) {
         h("p.help", {}, t(judged.fair ? "learn.fair" : "learn.hard", { count: judged.counted }), judged.labels < fit.labels && ` ${t("learn.updating")}`)
       );
     }
-    if (state.curve.length > 1) parts.push(h("h3", {}, t("learn.curve")), curveChart(state.curve));
     if (judged?.suspects.length)
       parts.push(
         h("h3", {}, t("learn.suspects", { count: judged.suspects.length })),

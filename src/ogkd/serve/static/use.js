@@ -108,7 +108,6 @@ function card(entry, number, name) {
       entry.similar.map((near) => h(
         "li",
         {},
-        near.image && h("img", { src: near.image, alt: t("answer.similar.alt", { name: near.class }) }),
         h("span", {}, near.class),
         " ",
         h("span.number", {}, near.similarity.toFixed(2))

@@ -17,17 +17,15 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.data.names import fold_name
 from ogkd.errors import OgkdError
 from ogkd.features.store import FeatureStore
-from ogkd.files import read_json, write_json
 from ogkd.fitting.choose import AUTO, choose_backbone
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
-from ogkd.serve.studio.fit import Fitted, Judged, Snapshot, fit_labels, judge
+from ogkd.serve.studio.fit import Fitted, Snapshot, fit_labels, judge
 from ogkd.serve.studio.images import Gallery, find_project_images, patients
 from ogkd.serve.studio.project import Project
 from ogkd.serve.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, next_images, with_checks
 
-CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
 _SAMPLE = 24  # images by which a backbone is chosen
 _LENT, _LENT_SECONDS = 4, 60.0  # images that a window has to itself, and for how long
@@ -48,7 +46,6 @@ class Session:
         self.version = 0  # grows with everything that the page may want to show
         self.stage = "idle"  # or loading, encoding, ready, error
         self.problem = ""
-        self.curve: list[dict[str, Any]] = self._read_curve()
         self._text: tuple[Any, TextSide] | None = None
         self._lent: dict[int, tuple[str, float]] = {}  # row -> which window has it, until when
         self._lending, self._stop = threading.Lock(), threading.Event()
@@ -216,8 +213,7 @@ class Session:
         if self._asked > turn and old is not None and len(fitted.labels) - old.of < _STALE:
             return  # more has been said meanwhile: that comes first
         judged = judge(fitted, images, text)
-        if self._publish(gallery, fitted.trusting(judged, images.features)):
-            self._add_to_curve(judged)
+        self._publish(gallery, fitted.trusting(judged, images.features))
 
     def _publish(self, gallery: Gallery, fitted: Fitted) -> bool:
         """Show a fit, unless there are other images or classes by now."""
@@ -227,21 +223,6 @@ class Session:
         self.fitted = fitted
         self.version += 1
         return True
-
-    def _read_curve(self) -> list[dict[str, Any]]:
-        try:
-            curve = read_json(self.project.folder / CURVE)
-        except (OSError, ValueError):
-            return []
-        return curve if isinstance(curve, list) else []
-
-    def _add_to_curve(self, judged: Judged) -> None:
-        if judged.interval is None or not judged.fair:
-            return
-        low, high = judged.interval
-        point = {"labels": judged.of, "accuracy": judged.accuracy, "low": low, "high": high}
-        self.curve = [*(old for old in self.curve if old["labels"] < judged.of), point]
-        write_json(self.project.folder / CURVE, self.curve, ours=True)
 
 
 def texts_for(name: str) -> list[str]:

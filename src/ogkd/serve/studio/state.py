@@ -57,7 +57,6 @@ def state_json(session: Session) -> dict[str, Any]:
         ],
         "labelled": sum(counts.values()),
         "marks": {state: states[state] for state in ("unsure", "skip", "unusable")},
-        "curve": session.curve,
         "fit": None if fitted is None else _fit_json(fitted),
     }
 
