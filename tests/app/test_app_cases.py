@@ -18,9 +18,7 @@ from ogkd.data.read import read_dataset
 from ogkd.files import read_json
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
-from ogkd.model.load import load
-from ogkd.serve import models
-from ogkd.serve.models import Model, answers, load_models
+from ogkd.serve.models import Model, answers
 from ogkd.serve.server import Settings, make_app
 from ogkd.serve.uploads import UploadReader
 from ogkd.serve.web import OPENAPI
@@ -171,11 +169,6 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
     assert page(b"")[0] == 400
 
 
-def test_other_archives_are_not_volumes(page):
-    assert page(gzip.compress(b"text"))[0] == 422
-    assert page(b"\x1f\x8b" + bytes(30))[0] == 422
-
-
 def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
     reader = UploadReader()
     upload = reader.read({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
@@ -208,11 +201,3 @@ def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, findings,
     assert answer["images"] == images
     assert answer["evidence"]["class"] in model.class_names
     assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer, SPEC)
-
-
-def test_a_model_without_a_calibration_is_served(case_model, bert_backbone, tmp_path):
-    case_model.save(tmp_path / "m")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "load", lambda folder, **_: load(folder, backbone=bert_backbone))
-        [model] = load_models([tmp_path / "m"])
-    assert model.decider.policy.coverage is None

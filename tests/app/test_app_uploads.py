@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import sys
 import zlib
 
 import numpy as np
@@ -49,13 +48,6 @@ def test_plain_images_are_decoded_as_the_package_does(read, kind):
 def test_a_deep_tiff_is_scaled_by_its_own_range(read):
     deep = np.linspace(300, 4000, 40 * 30).reshape(30, 40).astype(np.uint16)
     np.testing.assert_array_equal(read(encoded("TIFF", deep)).pixels[:, :, 0], own_range(deep))
-
-
-def test_dicom_without_the_extra_is_an_error(read, tmp_path, monkeypatch):
-    content = dicom(tmp_path / "a.dcm", SHADES.astype(np.uint8)).read_bytes()
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(DataError, match=r"ogkd\[dicom\]"):
-        read(content)
 
 
 def bomb():

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -49,11 +47,6 @@ def test_a_file_is_written_that_answers_as_predict_does(ogkd, fitted, data, tmp_
     np.testing.assert_allclose(found, model.predict_proba(files), atol=1e-4)
 
 
-def test_a_difference_above_the_tolerance_leaves_no_file(refused, fitted, tmp_path):
-    words = ("export", fitted, "--onnx", tmp_path / "m.onnx", "--tolerance", 1e-12)
-    assert "(option --tolerance)" in refused(*words)
-
-
 def test_an_image_that_cannot_be_read_leaves_no_file(refused, fitted, tmp_path):
     write_image(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"no picture")
@@ -72,15 +65,3 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, 
     message = refused(*words)
     assert "needs a calibrated model" in message
     assert "--max-risk" in message
-
-
-def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):
-    (tmp_path / "file").write_text("")
-    message = refused("export", fitted, "--onnx", tmp_path / "file" / "m.onnx")
-    assert "Choose another place (option --onnx)" in message
-
-
-def test_a_missing_extra_is_named(refused, fitted, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    message = refused("export", fitted, "--onnx", tmp_path / "m.onnx")
-    assert 'pip install "ogkd[onnx]"' in message

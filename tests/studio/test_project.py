@@ -220,7 +220,7 @@ def test_what_cannot_be_said_is_refused(project, state, label, message):
 def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
     for name, label in (("a", "benign"), ("b", "malignant")):
         image = write_image(tmp_path / "images" / f"{name}.png")
-        project.mark(f"../images/{image.name}", "label", label, patient=f"p-{name}")
+        project.label_many([(f"../images/{image.name}", label, f"p-{name}")])
     project.mark("../images/c.png", "unusable")
     cases = read_dataset(project.write_table()).cases
     assert [(case.image.file.name, case.target, case.group) for case in cases] == [

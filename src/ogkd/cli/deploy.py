@@ -104,10 +104,10 @@ def app(
     """
     names = ", ".join(folder.name for folder in models)
     say(f"Starting the page for {names}: loading torch ...")
-    from ogkd.serve.server import require_server, serve_models
+    from ogkd.serve.server import Settings, require_server, serve_models
 
     require_server()
-    settings = server_settings(host, port, max_mb)
+    settings = Settings(host, port, int(max_mb * 1e6))
 
     from ogkd.serve.models import load_models
 
@@ -153,13 +153,13 @@ def studio(
     """
     say("Starting the studio: loading torch ...")
     from ogkd.files import fail_if_locked
-    from ogkd.serve.server import require_server, serve
+    from ogkd.serve.server import Settings, require_server, serve
     from ogkd.serve.studio.project import SETTINGS, Project
     from ogkd.serve.studio.routes import make_studio
     from ogkd.serve.studio.session import Session
 
     require_server()
-    settings = server_settings(host, port, max_mb)
+    settings = Settings(host, port, int(max_mb * 1e6))
     images = folder
     if folder is not None and (folder / SETTINGS).is_file():
         if out is not None:
@@ -185,12 +185,6 @@ def studio(
         finally:
             session.close()
     typer.echo(f"Stopped; everything is in {target}.")
-
-
-def server_settings(host: str, port: int | None, max_mb: float) -> Settings:
-    from ogkd.serve.server import Settings
-
-    return Settings(host=host, port=port, max_bytes=int(max_mb * 1e6))
 
 
 def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:

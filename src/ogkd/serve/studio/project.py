@@ -219,7 +219,6 @@ class Project:
         *,
         by: str = "",
         seen: int | None = None,
-        patient: str | None = None,
     ) -> Mark:
         """Say something of an image; it is on the disk when this returns.
 
@@ -235,7 +234,7 @@ class Project:
                 if (old.state, old.label) == (state, label):
                     return old
                 raise Conflict(old)
-            whose = patient if patient is not None or old is None else old.patient
+            whose = None if old is None else old.patient
             self._clicks[by].append((image, old))
             return self._append(image, state, label if state == "label" else None, by, whose)
 
@@ -256,9 +255,7 @@ class Project:
                 state, label = "clear", None
             return self._append(image, state, label, f"undo {by}", now.patient)
 
-    def label_many(
-        self, labels: Iterable[tuple[str, str, str | None]], *, by: str = "import"
-    ) -> int:
+    def label_many(self, labels: Iterable[tuple[str, str, str | None]]) -> int:
         """Label images that have no label yet: (address, class, patient); how many were new."""
         with self._lock:
             rows = list(labels)
@@ -270,7 +267,7 @@ class Project:
             first = self._next_number
             self._write(
                 [
-                    Mark(number, image, "label", label, by, time.time(), patient)
+                    Mark(number, image, "label", label, "import", time.time(), patient)
                     for number, (image, label, patient) in enumerate(new, first)
                 ]
             )
