@@ -43,6 +43,8 @@ def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server,
         replies = list(pool.map(lambda _: server.classify(content), range(12)))
     assert all(answer == replies[0] for answer in replies)
     assert server.waiting() == []
+    [private] = server.temp.glob("ogkd-app-*")
+    assert private.stat().st_mode & 0o077 == 0
 
 
 def test_a_name_is_a_name_and_never_a_path_or_an_address(server, cyst):

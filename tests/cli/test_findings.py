@@ -260,6 +260,6 @@ def test_the_page_says_yes_no_or_unsure_for_each_finding(calibrated, films):
     found = answers(load_models([calibrated]), upload)
     assert found[0]["evidence"] is not None
     said = as_json(upload, found)["models"][0]
-    assert set(said["findings"]) == set(said["probabilities"]) == set(NAMES)
-    yes = [name for name in NAMES if said["findings"][name] == "yes"]
+    assert set(said["answers"]) == set(said["probabilities"]) == set(NAMES)
+    yes = [name for name in NAMES if said["answers"][name] == "yes"]
     assert said["prediction"] == ("|".join(yes) or "none")

@@ -75,7 +75,7 @@ def _without_waiting(pictures, monkeypatch):
         make("private")
 
     def make_studio(session, *_):
-        session._encoding.join(timeout=300)
+        session.encoding.result(timeout=300)
 
     monkeypatch.setattr("ogkd.serve.server.serve_models", serve_models)
     monkeypatch.setattr("ogkd.serve.server.serve", serve)
