@@ -144,8 +144,9 @@ def test_only_https_is_allowed_also_by_redirects(
 
 def test_a_server_on_the_network_may_not_redirect_to_this_machine() -> None:
     with pytest.raises(DataError):
-        module._require_https("http://127.0.0.1/a", first="https://example.org/a")
-    module._require_https("https://cdn.example.org/a", first="https://example.org/a")
+        module._require_https(httpx.URL("http://127.0.0.1/a"), local=False)
+    module._require_https(httpx.URL("http://127.0.0.1/a"), local=True)
+    module._require_https(httpx.URL("https://cdn.example.org/a"), local=False)
 
 
 def test_no_connection_is_reported_at_once(target: Path, waits: list[float]) -> None:

