@@ -196,7 +196,7 @@ IMAGES = {  # name, part, and the ways to make a valid one
 
 
 def valid_image(path, part):
-    npz._kept.cache_clear()
+    npz._load.cache_clear()
     pixels = read_image(f"{path}{part}")
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 3

@@ -118,7 +118,7 @@ def test_transparency_is_left_out_and_colours_stay(tmp_path):
 
 def test_a_plain_picture_has_no_slices(tmp_path):
     file = save(tmp_path / "a.png", GRADIENT)
-    with pytest.raises(DataError, match="single picture"):
+    with pytest.raises(DataError, match="single image"):
         read_image(f"{file}#index=0")
 
 
