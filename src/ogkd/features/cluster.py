@@ -57,8 +57,7 @@ class Cluster:
             if host and port.isdigit() and "/" not in host:
                 # Fails at once if the port is closed: Ray itself tries for minutes.
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-            with _without_stderr():
-                ray.init(address=self.address, **options)
+            ray.init(address=self.address, **options)
         except Exception as error:  # nobody listens, or any of Ray's many kinds
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -117,19 +116,6 @@ def _import_ray(*, loopback: bool) -> Any:
             'Ray is not installed: pip install "ogkd[ray]".', argument="ray"
         ) from None
     return ray
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def absolute(name: str) -> str:
