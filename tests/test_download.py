@@ -184,14 +184,6 @@ def test_a_disk_that_fills_up_midway_keeps_what_has_arrived(
     assert server.asked[0][1].startswith("bytes=")
 
 
-def test_a_folder_that_cannot_be_written_is_a_storage_error(
-    server: TinyServer, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError):
-        download(f"{server.address}/a.zip", tmp_path / "file" / "a.zip")
-
-
 def test_the_space_of_a_folder_that_is_not_there_yet_is_its_disks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from ogkd.files import (
     read_json,
     read_toml,
     recover,
-    sha256_file,
     write_atomically,
     write_json,
     write_new,
@@ -99,35 +97,6 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="half a character"):
         write_json(tmp_path / "a.json", {"method": "a\udc00b"})
     assert names(tmp_path) == ["file", "loop", "pipe"]
-
-
-def test_kill_during_a_write_keeps_the_old_file(tmp_path):
-    write_text(tmp_path / "a.txt", "old")
-    program = textwrap.dedent(
-        """
-        import sys, time
-        from pathlib import Path
-        from ogkd.files import write_atomically
-        with write_atomically(Path(sys.argv[1])) as aside:
-            aside.write_text("half")
-            print("ready", flush=True)
-            time.sleep(60)
-        """
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "a.txt")], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == b"ready\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert (tmp_path / "a.txt").read_text() == "old"
-
-
-def test_sha256_is_that_of_the_bytes(tmp_path):
-    (tmp_path / "a").write_bytes(b"abc")
-    assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
 
 
 def test_the_cache_can_be_moved(monkeypatch, tmp_path):

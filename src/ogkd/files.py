@@ -27,7 +27,10 @@ _REFUSALS = {
     errno.EINVAL,
 }
 # What commands write as results, by suffix: only such a file is replaced by a new result.
-RESULTS = ".csv .tsv .json .jsonl .html .md .tex .txt .onnx .safetensors".split()
+RESULTS = (
+    *(".csv", ".tsv", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
+    *(".onnx", ".safetensors"),
+)
 # Only a fit and a calibration write these, with `ours`.
 _MODEL_FILES = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
 _MANY = 200  # files in a folder from which on one sync serves all of them

@@ -88,12 +88,6 @@ def test_a_group_in_two_splits_is_an_error_that_names_files_of_both() -> None:
     assert "patient 7" in leak.where[0].note
 
 
-def test_a_group_within_one_split_is_no_leak() -> None:
-    made = records({("train", "benign"): 20, ("train", "malignant"): 20}, groups=True)
-    made[:2] = [record(f"train/{n}.png", "benign", "train", "p") for n in range(2)]
-    assert "group-leak" not in judged(made)[1]
-
-
 def test_a_size_that_gives_the_class_away_is_a_shortcut() -> None:
     made = records({("", "benign"): 20, ("", "malignant"): 20}, groups=True)
     assert "shortcut" not in judged(made)[1]

@@ -11,7 +11,6 @@ from PIL import Image, ImageEnhance
 from ogkd.audit.duplicates import SIDE, likeness, perceptual_hashes, small_gray
 
 
-
 def bits_between(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> int:
     hashes, flat = perceptual_hashes(np.stack([small_gray(first), small_gray(second)]))
     assert not flat.any()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ogkd.errors import DataError
-from ogkd.images import decode, npz, read_image
+from ogkd.images import npz, read_image
 from tiny_images import medmnist, own_range
 
 RNG = np.random.default_rng(0)
@@ -63,12 +63,6 @@ def test_an_array_is_opened_once_for_many_threads_and_again_when_the_file_change
     np.testing.assert_array_equal(read_image(f"{file}#train/0")[:, :, 0], 255 - GRAY[0])
 
 
-def test_few_arrays_are_kept(tmp_path):
-    for number in range(6):
-        read_image(f"{medmnist(tmp_path / f'{number}.npz', test_images=GRAY)}#test/0")
-    assert npz._load.cache_info().currsize == npz._KEPT
-
-
 def test_an_address_that_names_no_row_is_refused(tmp_path):
     file = medmnist(tmp_path / "m.npz", train_images=GRAY, labels=np.zeros(4))
     for address in (file, f"{file}#train", f"{file}#train/-1", f"{file}#3", f"{file}#index=3"):
@@ -115,10 +109,3 @@ def test_sizes_are_checked_before_memory_is_taken(tmp_path):
     claim((10**6, 10**3, 10**3))
     with pytest.raises(DataError, match=r"declares 1,000,000,000,000 bytes"):
         read_image(f"{tmp_path}/m.npz#test/0")
-
-
-def test_more_pixels_than_any_image_may_have_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "MAX_PIXELS", 99)
-    file = medmnist(tmp_path / "m.npz", test_images=np.zeros((2, 10, 10), np.uint8))
-    with pytest.raises(DataError, match="10 x 10 pixels"):
-        read_image(f"{file}#test/0")

@@ -104,7 +104,6 @@ class Cluster:
 
 def _import_ray(*, loopback: bool) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns needlessly
     if loopback and "ray" not in sys.modules:
         # Ray's own switch for "one machine only": its servers then listen on loopback alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -84,7 +84,13 @@ def whole_image(image: ImageRef, prep: Preprocessing, *, note: bool = False) -> 
     pixels = look_at(image, blank=False)
     if note:
         image.note_pixels(pixels)
-    return center_crop(pixels, prep)
+    try:
+        return center_crop(pixels, prep)
+    except (ValueError, MemoryError) as error:
+        height, width = pixels.shape[:2]
+        raise DataError(
+            f"{image} cannot be resized: {width} x {height} pixels ({error!r})."
+        ) from error
 
 
 class SafetensorsStream:
