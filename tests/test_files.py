@@ -99,6 +99,30 @@ def test_paths_that_cannot_be_written_are_refused(tmp_path):
     assert names(tmp_path) == ["file", "loop", "pipe"]
 
 
+def test_kill_during_a_write_keeps_the_old_file(tmp_path):
+    write_text(tmp_path / "a.txt", "old")
+    program = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from ogkd.files import write_atomically
+        with write_atomically(Path(sys.argv[1])) as aside:
+            aside.write_text("half")
+            print("ready", flush=True)
+            time.sleep(60)
+        """
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "a.txt")], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
 def test_the_cache_can_be_moved(monkeypatch, tmp_path):
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "mine"))
     assert cache_dir() == tmp_path / "mine"
