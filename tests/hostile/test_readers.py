@@ -26,6 +26,7 @@ import torch
 from PIL import Image
 from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
 
+from ogkd.backbones import load_backbone
 from ogkd.data.read import read_dataset
 from ogkd.data.tasks import OneOf
 from ogkd.errors import OgkdError
@@ -36,7 +37,7 @@ from ogkd.model.calibration import Calibration
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.load import load
 from ogkd.records import sealed
-from tiny_data import write_dataset, write_image
+from tiny_data import write_image
 from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png
 
 from . import mutants
@@ -247,30 +248,15 @@ def test_shards_of_the_feature_store(bert_backbone, watch, tmp_path):
     watch.all_of(mutants.tensor_files(shard.read_bytes()), shard, valid_features)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A calibrated classifier, and its folder without the digests that refuse every change."""
-    import ogkd
-
-    root = tmp_path_factory.mktemp("model")
-    data = write_dataset(root / "data", splits={"train": 4})
-    with pytest.warns(UserWarning, match="only computer-drawn"):
-        fitted = ogkd.fit(data, method="fused", backbone="builtin", out=root / "m")
-    card = json.loads((root / "m" / "model.json").read_text())
+@pytest.fixture
+def model(world, tmp_path):
+    """A calibrated classifier's folder without the digests that refuse every change."""
+    folder = shutil.copytree(world["model"], tmp_path / "m")
+    card = json.loads((folder / "model.json").read_text())
     for name in ("sha256", "weights_sha256", "support_sha256"):
         del card[name]
-    (root / "m" / "model.json").write_text(json.dumps(card))
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 40)
-    calibration = Calibration.fit(
-        fitted.task,
-        rng.normal(size=(40, 3)) + 3 * np.eye(3)[labels],
-        labels,
-        [f"{number:016x}" for number in rng.integers(0, 2**60, 40)],
-        weights_sha256=fitted.weights_sha256,
-    )
-    (root / "m" / "calibration.json").write_text(json.dumps(calibration.model_dump(mode="json")))
-    return root / "m", fitted.backbone
+    (folder / "model.json").write_text(json.dumps(card))
+    return folder
 
 
 def valid_model(folder, backbone):
@@ -307,9 +293,8 @@ def records(content):
 
 @pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "support.safetensors"])
 def test_model_folders(name, model, watch):
-    source, backbone = model
-    folder = watch.folder / "m"
-    shutil.copytree(source, folder)
+    folder, backbone = watch.folder / "m", load_backbone("builtin", device="cpu")
+    shutil.copytree(model, folder)
     (folder / "calibration.json").unlink()  # it belongs to the very weights
     content = (folder / name).read_bytes()
     make = records(content) if name == "model.json" else mutants.tensor_files(content)
@@ -318,5 +303,5 @@ def test_model_folders(name, model, watch):
 
 def test_calibrations(model, watch):
     file = watch.folder / "calibration.json"
-    content = (model[0] / "calibration.json").read_bytes()
+    content = (model / "calibration.json").read_bytes()
     watch.all_of(records(content), file, valid_calibration, file)

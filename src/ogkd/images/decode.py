@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from ogkd.images.ref import (
     ENDINGS,
     Broken,
     ImageRef,
+    Kind,
     damaged,
     file_state,
     kind_of,
@@ -164,7 +165,7 @@ def _read_bytes(content: bytes, ref: InMemory) -> NDArray[np.uint8]:
             raise type(error)(str(error).replace(str(file), str(ref.file))) from None
 
 
-_READERS = {
+_READERS: dict[Kind, Callable[..., NDArray[np.uint8]]] = {
     "plain": read_plain,
     "dicom": read_dicom,
     "nifti": read_nifti,
@@ -180,7 +181,7 @@ def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
         raise DataError(f"{file} is not a regular file.")
     if facts.st_size == 0:
         raise DataError(f"{file} is not a readable image: it is empty.")
-    kind = "slide" if part.startswith("tile=") else kind_of(file)
+    kind: Kind = "slide" if part.startswith("tile=") else kind_of(file)
     return _READERS[kind](file, part, max_pixels=MAX_PIXELS)
 
 
