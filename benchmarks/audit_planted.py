@@ -20,7 +20,6 @@ from PIL import Image, ImageEnhance, ImageFilter
 
 from ogkd.audit.duplicates import (
     close_pairs,
-    hamming,
     likeness,
     perceptual_hashes,
     small_gray,
@@ -91,7 +90,8 @@ def measure(images: Sequence[NDArray[np.uint8]], *, sample: int = 40) -> dict[st
     for name, change in CHANGES.items():
         copies = [np.asarray(change(Image.fromarray(images[row]))) for row in rows]
         theirs = np.stack([small_gray(copy) for copy in copies])
-        bits = hamming(hashes[rows], perceptual_hashes(theirs)[0])
+        differing = hashes[rows] ^ perceptual_hashes(theirs)[0]
+        bits = np.unpackbits(differing.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=1)
         both = np.concatenate([small[rows], theirs])
         count = len(rows)
         alike = likeness(both, np.arange(count), np.arange(count) + count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from ogkd import plugins
 from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
-from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, register
+from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import method_of
 
@@ -199,13 +198,6 @@ def test_a_broken_package_is_one_message_and_ogkds_own_methods_still_work(instal
     assert make_method("gda").name == "gda"
 
 
-def test_a_cell_that_is_run_again_replaces_its_method():
-    first = register(means())
-    again = register(means())
-    assert first is not again
-    assert METHODS["means"] is again
-
-
 def test_a_plugin_may_ask_for_methods_while_it_is_loaded(tmp_path, monkeypatch):
     file = write(tmp_path / "mine.py", "from ogkd.methods import METHODS\nlist(METHODS)" + METHOD)
     monkeypatch.setenv(plugins.VARIABLE, str(file))
@@ -294,14 +286,3 @@ def test_the_command_line_takes_plugins_anywhere(tmp_path):
         *("--plugin", "a", "--plugin=b", "fit", "d", "--", "--plugin", "c")
     ]
     assert _plugins_first(["fit", "--plugin"]) == ["--plugin", "fit"]
-
-
-def test_programs_learn_where_a_method_comes_from(tmp_path, monkeypatch, capsys):
-    from ogkd.cli import main
-
-    file = write(tmp_path / "mine.py", METHOD)
-    monkeypatch.setattr(sys, "argv", ["ogkd", "methods", "means", "--json", "--plugin", str(file)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
-    assert json.loads(capsys.readouterr().out)["plugin"] == "mine"

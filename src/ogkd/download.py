@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import shutil
 import ssl
@@ -21,7 +20,7 @@ HUB = "https://huggingface.co"
 GITHUB = "https://raw.githubusercontent.com"  # files of public repositories
 _MIRRORS = {HUB: "HF_ENDPOINT", GITHUB: "OGKD_GITHUB"}
 _TIMEOUT = 30  # seconds without a byte
-_ATTEMPTS = 6  # in a row without progress
+_ATTEMPTS = 6
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 _MOST = 200 * 10**9  # bytes
 
@@ -40,22 +39,19 @@ def download(url: str, target: Path, *, sha256: str | None = None) -> Downloaded
 
     Only https is allowed, and http to this machine itself.
     """
-    _require_https(url)
     part = target.with_name(f"{target.name}.part")
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         commit = _fetch(url, part)
         digest = sha256_file(part)
+        _tag_file(part).unlink(missing_ok=True)
         if sha256 and digest != sha256:
-            _discard(part)
+            part.unlink()
             raise DataError(
                 f"{target.name} from {url} is not the expected file and was deleted: its sha256 is "
                 f"{digest}, not {sha256}."
             )
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
         part.replace(target)
-        _discard(part)
     return Downloaded(target, digest, commit)
 
 
@@ -93,44 +89,42 @@ def parse_url(url: str) -> httpx.URL:
 
 def _fetch(url: str, part: Path) -> str | None:
     """Fetch a file in as many attempts as needed; the commit, if the server names it."""
-    failures = 0
-    while True:
-        before = _size(part)
+    for attempt in range(_ATTEMPTS):
         try:
             return _fetch_rest(url, part)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            temporary = isinstance(error, httpx.TransportError)
-            temporary = temporary and not isinstance(error, httpx.ConnectError)
+            temporary = isinstance(error, httpx.TransportError | httpx.HTTPStatusError)
             if isinstance(error, httpx.HTTPStatusError):
                 temporary = error.response.status_code in _TEMPORARY
-            failures = 1 if _size(part) > before else failures + 1
-            if failures >= _ATTEMPTS or not temporary:
+            if attempt + 1 == _ATTEMPTS or not temporary or isinstance(error, httpx.ConnectError):
                 reason = str(error) or type(error).__name__
                 raise DataError(
                     f"{url} cannot be downloaded ({reason}). What has arrived is kept."
                 ) from error
-            time.sleep(2.0 ** (failures - 1))
+            time.sleep(2.0**attempt)
+    raise AssertionError
 
 
 def _fetch_rest(url: str, part: Path) -> str | None:
-    """Fetch the part of the file that is missing."""
+    """Fetch the part of the file that is missing, unless the server has another version now."""
     tag_file = _tag_file(part)
     tag = tag_file.read_text(encoding="utf-8") if tag_file.is_file() else ""
-    have = _size(part) if tag else 0
+    have = part.stat().st_size if tag and part.is_file() else 0
     headers = {"User-Agent": "ogkd", "Accept-Encoding": "identity"}
     if have:
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
+    local = _is_loopback(parse_url(url))
     client = httpx.Client(
         follow_redirects=True,
         timeout=_TIMEOUT,
         verify=ssl.create_default_context(),  # the system's certificates
-        trust_env=not _is_loopback(url),  # proxies
-        event_hooks={"request": [lambda request: _require_https(str(request.url), first=url)]},
+        trust_env=not local,  # proxies
+        event_hooks={"request": [lambda request: _require_https(request.url, local=local)]},
     )
     with client, client.stream("GET", url, headers=headers) as response:
         resumed = response.status_code == 206
         if response.status_code == 416 or (resumed and _version(response) != tag):
-            _discard(part)  # nothing beyond what is here, or the rest of another version
+            tag_file.unlink()  # nothing beyond what is here, or the rest of another version
             return _fetch_rest(url, part)
         response.raise_for_status()
         have = have if resumed else 0
@@ -138,21 +132,21 @@ def _fetch_rest(url: str, part: Path) -> str | None:
         total = have + int(length) if length.isdigit() else None
         check_space(part.parent, (total or 0) - have, what=part.stem)
         tag_file.write_text(_version(response), encoding="utf-8")
-        megabytes = math.ceil(total / 1e6) if total is not None else None
+        megabytes = None if total is None else -(-total // 10**6)
         with (
             progress_bar(f"{part.stem} (MB)", megabytes) as bar,
             part.open("ab" if resumed else "wb") as file,
         ):
-            bar.advance(int(have / 1e6))
+            bar.advance(have // 10**6)
             for chunk in response.iter_raw():
                 file.write(chunk)
-                bar.advance(int((have + len(chunk)) / 1e6) - int(have / 1e6))
+                bar.advance((have + len(chunk)) // 10**6 - have // 10**6)
                 have += len(chunk)
                 if have > _MOST:
                     raise DataError(f"{url} has more than {_MOST / 1e9:.0f} GB.")
+            os.fsync(file.fileno())
         # The hub names the commit before it redirects to where the bytes are.
-        answers = [*response.history, response]
-        commits = [answer.headers.get("X-Repo-Commit") for answer in answers]
+        commits = (answer.headers.get("X-Repo-Commit") for answer in (*response.history, response))
         return next(filter(None, commits), None)
 
 
@@ -162,30 +156,18 @@ def _version(response: httpx.Response) -> str:
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")
 
 
-def _require_https(url: str, *, first: str | None = None) -> None:
-    """Refuse a URL, or one that the server of `first` redirects to, that is not safe."""
-    # This machine may serve files to itself, but no server on the network may redirect us to it.
-    local = _is_loopback(url) and (first is None or _is_loopback(first))
-    if parse_url(url).scheme != "https" and not local:
+def _require_https(url: httpx.URL, *, local: bool) -> None:
+    """Refuse http, except where this machine serves files to itself (`local`)."""
+    if url.scheme != "https" and not (local and _is_loopback(url)):
         raise DataError(f"{url} is not https, so anyone on the way could change the file.")
 
 
-def _is_loopback(url: str) -> bool:
-    host = parse_url(url).host
+def _is_loopback(url: httpx.URL) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(url.host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return url.host == "localhost"
 
 
 def _tag_file(part: Path) -> Path:
     return part.with_name(f"{part.name}.tag")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _tag_file(part).unlink(missing_ok=True)

@@ -77,13 +77,6 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     >>> did_you_mean("ogdk", ["coop", "ogkd"]), did_you_mean("busi", ["Kvasir", "BUSI"])
     (" Did you mean 'ogkd'?", " Did you mean 'BUSI'?")
     """
-    others = [other for other in known if other != name]
-    matcher = difflib.SequenceMatcher(b=name.casefold())
-
-    def similarity(other: str) -> float:
-        matcher.set_seq1(other.casefold())
-        return matcher.ratio()
-
-    nearest = max(others, key=similarity, default=None)  # the first of equals
-    near = nearest is not None and similarity(nearest) >= cutoff
-    return f" Did you mean '{nearest}'?" if near else ""
+    others = {other.casefold(): other for other in known if other != name}
+    nearest = difflib.get_close_matches(name.casefold(), others, n=1, cutoff=cutoff)
+    return f" Did you mean '{others[nearest[0]]}'?" if nearest else ""

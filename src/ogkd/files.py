@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import glob
 import hashlib
 import json
 import os
 import platform
+import secrets
 import shutil
-import stat
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +32,7 @@ RESULTS = (
     *(".onnx", ".safetensors"),
 )
 # Only a fit and a calibration write these, with `ours`.
-_OF_A_MODEL = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
+_MODEL_FILES = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
 _MANY = 200  # files in a folder from which on one sync serves all of them
 
 
@@ -62,10 +60,9 @@ def read_bytes(path: Path, *, most: int = _SMALL) -> bytes:
     """The content of a regular file; an OSError for a pipe, a device, or more than `most` bytes."""
     if path.is_symlink() and not path.exists():  # not the same as no file
         raise OSError(errno.EINVAL, "it is a link to nothing", str(path))
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
-    if facts.st_size > most:
+    if path.stat().st_size > most:
         raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:.0f} MB", str(path))
     return path.read_bytes()
 
@@ -105,9 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a small TOML file; whatever is wrong with it is a TOMLDecodeError."""
     try:
         return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError:
-        raise
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number too long
+    except (RecursionError, ValueError) as error:  # also: nested too deeply, a number too long
         raise tomllib.TOMLDecodeError(str(error)) from error
 
 
@@ -141,21 +136,17 @@ def check_replaceable(path: Path, suffixes: Sequence[str] = RESULTS) -> None:
 
     An existing file is replaced only if it has one of the suffixes and is not part of a model.
     """
-    _refuse_special(path)
-    if not path.is_file() or not path.stat().st_size:
+    if path.is_dir() or not path.exists():
         return
-    if path.name in _OF_A_MODEL and (path.parent / _OF_A_MODEL[0]).is_file():
-        what = "belongs to a model"
-    elif path.suffix.lower() not in suffixes:
-        what = f"does not end in {' or '.join(suffixes)}"
+    if not path.is_file():
+        reason = "is a pipe or a device, not a file"
+    elif path.name in _MODEL_FILES and (path.parent / _MODEL_FILES[0]).is_file():
+        reason = "belongs to a model"
+    elif path.suffix.lower() not in suffixes and path.stat().st_size:
+        reason = f"does not end in {' or '.join(suffixes)}"
     else:
         return
-    raise StorageError(f"{path} exists and {what}, so it is not overwritten.", argument="out")
-
-
-def _refuse_special(path: Path) -> None:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise StorageError(f"{path} is a pipe or a device, not a file.", argument="out")
+    raise StorageError(f"{path} {reason}, so it is not overwritten.", argument="out")
 
 
 @contextlib.contextmanager
@@ -168,19 +159,14 @@ def write_atomically(
     overwritten. `ours` marks a path that only ogkd writes to: anything there may be replaced.
     """
     with storage_errors(path):
-        if ours:
-            _refuse_special(path)
-        else:
+        if not ours:
             check_replaceable(path, suffixes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=_sweep(path), suffix=".part", dir=path.parent)
-        os.close(handle)
-        aside = Path(name)
+        aside = _temporary(path)
         try:
+            aside.touch()
             yield aside
             _sync(aside)
-            # mkstemp makes private files; a result is as readable as any other new file.
-            aside.chmod(0o666 & ~_umask())
             aside.replace(path)
             _sync(path.parent)
         finally:
@@ -198,21 +184,19 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         recover(path)
-        aside = Path(tempfile.mkdtemp(prefix=_sweep(path), suffix=".part", dir=path.parent))
+        aside = _temporary(path)
+        aside.mkdir()
         try:
             yield aside
-            inside = list(aside.rglob("*"))
-            for file in inside:
-                if file.is_file():
-                    # safetensors makes private files too; a link may belong to someone else.
-                    with contextlib.suppress(PermissionError):
-                        file.chmod(0o666 & ~_umask())
-            if len(inside) > _MANY and hasattr(os, "sync"):
+            files = [file for file in aside.rglob("*") if file.is_file()]
+            for file in files:
+                with contextlib.suppress(PermissionError):  # a link may belong to someone else
+                    file.chmod(0o666 & ~_umask())  # safetensors makes private files
+            if len(files) > _MANY and hasattr(os, "sync"):
                 os.sync()  # one by one, 100,000 images would take twenty minutes
             else:
-                for file in (*inside, aside):
+                for file in (*files, aside):
                     _sync(file)
-            aside.chmod(0o777 & ~_umask())
             _replace_folder(aside, path)
             _sync(path.parent)
         finally:
@@ -220,20 +204,19 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def _replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` where `path` is; the caller removes what `aside` is then."""
-    if not path.is_dir():
-        aside.rename(path)
-    elif not _exchange(aside, path):
-        # A rename cannot replace a folder with content: the old one steps aside first. If we are
-        # killed between the renames, `recover` brings it back.
-        old = _old(path)
+    """Put `aside` where `path` is. A rename cannot replace a folder: the old one steps aside.
+
+    If the process is killed between the renames, `recover` brings it back.
+    """
+    old = _old(path)
+    if path.is_dir():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
-        try:
-            aside.rename(path)
-        finally:
-            recover(path)
-        shutil.rmtree(old, ignore_errors=True)
+    try:
+        aside.rename(path)
+    finally:
+        recover(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _old(path: Path) -> Path:
@@ -247,32 +230,9 @@ def recover(path: Path) -> None:
             _old(path).rename(path)
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step, where the system can (Linux)."""
-    try:
-        call = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError, TypeError):
-        return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(call(here, os.fsencode(first), here, os.fsencode(second), swap) == 0)
-
-
 @contextlib.contextmanager
-def exclusive_lock(target: Path) -> Iterator[None]:
-    """Let one process at a time work on the folder `target`; the others wait."""
-    with _locked(target, timeout=-1):
-        yield
-
-
-@contextlib.contextmanager
-def fail_if_locked(target: Path) -> Iterator[None]:
-    """Refuse to work on the folder `target` while another process does; none waits."""
-    with _locked(target, timeout=0):
-        yield
-
-
-@contextlib.contextmanager
-def _locked(target: Path, *, timeout: float) -> Iterator[None]:
+def exclusive_lock(target: Path, *, timeout: float = -1) -> Iterator[None]:
+    """Let one process at a time work on the folder `target`; the others wait so many seconds."""
     from filelock import FileLock, Timeout
 
     file = target.with_name(f".{target.name}.lock")
@@ -297,8 +257,13 @@ def _locked(target: Path, *, timeout: float) -> Iterator[None]:
             lock.release()
 
 
-def _sweep(path: Path) -> str:
-    """Remove what killed processes of this machine left next to `path`; a prefix for new names."""
+def fail_if_locked(target: Path) -> contextlib.AbstractContextManager[None]:
+    """Refuse to work on the folder `target` while another process does; none waits."""
+    return exclusive_lock(target, timeout=0)
+
+
+def _temporary(path: Path) -> Path:
+    """A new name next to `path`; what killed processes of this machine left there is removed."""
     from psutil import pid_exists  # slow to import
 
     machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
@@ -308,7 +273,7 @@ def _sweep(path: Path) -> str:
         if owner.isdecimal() and not pid_exists(int(owner)):
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-    return f"{start}{os.getpid()}."
+    return path.with_name(f"{start}{os.getpid()}.{secrets.token_hex(4)}.part")
 
 
 def write_text(
@@ -333,7 +298,6 @@ def write_new(path: Path, text: str) -> None:
         write_text(path, text)
         return
     with storage_errors(path):
-        _refuse_special(path)
         if read_bytes(path) != text.encode():
             raise StorageError(f"{path} exists and has other content.", argument="out")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ogkd.errors import ConfigError, OgkdError
+from ogkd.errors import ConfigError
 from ogkd.files import home
 
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
@@ -37,15 +37,8 @@ def load(plugin: str | os.PathLike[str]) -> str:
     text = os.fspath(plugin)
     is_file = text.endswith(".py") or os.sep in text
     address = str(home(text).absolute()) if is_file else text
-    if os.pathsep in address:
-        raise _refusal(f"The path of a plugin cannot contain '{os.pathsep}', but is {address}.")
-    what = f"The plugin '{address}'"
-    if is_file:
-        module = _import_file(Path(address), what)
-    else:
-        if not all(part.isidentifier() for part in address.split(".")):
-            raise _refusal(f"{what} is neither a Python file nor the name of a module.")
-        module = _guarded(lambda: importlib.import_module(address), what)
+    importer = _import_file if is_file else importlib.import_module
+    module = _guarded(lambda: importer(address), f"The plugin '{address}'")
     if address not in (known := _loaded()):
         os.environ[VARIABLE] = os.pathsep.join([*known, address])
     return _plugin_name(module.__name__)
@@ -85,19 +78,17 @@ def _plugin_name(module: str) -> str:
     return metadata.packages_distributions().get(package, [package])[0]
 
 
-def _import_file(path: Path, what: str) -> ModuleType:
-    name = _FILES + re.sub(r"\W", "_", path.stem)
+def _import_file(address: str) -> ModuleType:
+    name = _FILES + re.sub(r"\W", "_", Path(address).stem)
     if (known := sys.modules.get(name)) is not None:
-        if known.__file__ == str(path):
+        if known.__file__ == address:
             return known
-        raise _refusal(f"The plugins {known.__file__} and {path} have the same name.")
-    spec = util.spec_from_file_location(name, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise _refusal(f"There is no Python file {path} to load as a plugin.")
+        raise ImportError(f"the plugin {known.__file__} has the same name")
+    if os.pathsep in address or (spec := util.spec_from_file_location(name, address)) is None:
+        raise ImportError("it is not the path of a Python file")
     module = sys.modules[name] = util.module_from_spec(spec)
-    loader = spec.loader
     try:
-        _guarded(lambda: loader.exec_module(module), what)
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
     except BaseException:
         del sys.modules[name]
         raise
@@ -108,16 +99,11 @@ def _guarded(work: Callable[[], T], what: str) -> T:
     """Run a plugin's code; whatever it raises becomes one message with the line at fault."""
     try:
         return work()
-    except OgkdError as error:
-        raise _refusal(f"{what} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         at = error if isinstance(error, SyntaxError) else frame
-        raise _refusal(
+        raise ConfigError(
             f"{what} cannot be loaded: {type(error).__name__}: {error} ({at.filename}, line "
-            f"{at.lineno})."
+            f"{at.lineno}).",
+            argument="plugin",
         ) from error
-
-
-def _refusal(message: str) -> ConfigError:
-    return ConfigError(message, argument="plugin")

@@ -67,14 +67,6 @@ def test_nothing_is_judged_where_fewer_than_two_classes_are_left() -> None:
     assert report.left_out == NAMES
 
 
-def test_the_same_data_gives_the_same_report() -> None:
-    features, labels = clusters(20, spread=2.0)
-    first, again = (
-        find_suspicious_labels(features, labels, list(range(60)), list(range(60))) for _ in range(2)
-    )
-    assert first == again
-
-
 def test_without_cleanlab_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = builtins.__import__
 

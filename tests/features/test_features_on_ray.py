@@ -14,7 +14,7 @@ import torch
 from ogkd.backbones import load_backbone
 from ogkd.cli.options import RayOptions
 from ogkd.errors import ConfigError
-from ogkd.features.cluster import Encoder, _with_names
+from ogkd.features.cluster import Encoder
 from ogkd.features.encode import encode_files
 from ogkd.images import ImageRef
 from tiny_data import write_image
@@ -37,12 +37,12 @@ def images(tmp_path):
 def test_worker_gives_what_encoding_here_gives(images, patches, deep, monkeypatch):
     monkeypatch.chdir(images.parent)
     backbone = load_backbone(FIXTURE, device="cpu")
-    encoder = Encoder({}, 1, backbone.digest, source=str(FIXTURE), device="cpu")
+    load = {"source": str(FIXTURE), "device": "cpu", "folder": str(images.parent)}
+    encoder = Encoder({}, 1, backbone.digest, **load)
     chunk = [ImageRef(path) for path in sorted(Path("images").iterdir())]
     options = {"patches": patches, "deep": deep}
     (expected,) = encode_files(backbone, chunk, **options, batch_size=99)
-    addresses = [ImageRef(image.file.absolute()) for image in chunk]
-    batch = _with_names(encoder.encode(addresses, options), chunk)
+    batch = encoder.encode(chunk, options)
     assert batch.readable == expected.readable
     assert batch.bad == expected.bad
     assert len(batch.bad) == 2
@@ -55,7 +55,7 @@ def test_worker_gives_what_encoding_here_gives(images, patches, deep, monkeypatc
 
 def test_worker_with_another_backbone_is_refused():
     with pytest.raises(ConfigError):
-        Encoder({}, 1, "0" * 64, source=str(FIXTURE), device="cpu")
+        Encoder({}, 1, "0" * 64, source=str(FIXTURE), device="cpu", folder=".")
 
 
 def embed(*words, **environment):

@@ -51,22 +51,17 @@ def _damage(content: bytes, choose: Choose) -> bytes:
     form = choose.choice(sorted(_WIDTHS))
     number = struct.pack(form, choose.choice(_NUMBERS) % (1 << 8 * _WIDTHS[form]))
     noise = choose.randbytes(choose.randint(1, 8))
-    return choose.choice(
-        (
-            before
-            + bytes(byte ^ (1 << choose.randrange(8)) for byte in here[:1])
-            + here[1:]
-            + after,
-            before + noise + content[at + len(noise) :],
-            before + number + content[at + len(number) :],
-            before,  # cut
-            before + after,  # a part is missing,
-            before + noise + here + after,  # or more than it should be,
-            before + here * 3 + after,
-            before + here[::-1] + after,
-            before + bytes(len(here)) + after,
-        )
+    replacements = (
+        (noise, content[at + len(noise) :]),
+        (number, content[at + len(number) :]),
+        (b"", b""),  # cut
+        (b"", after),  # a part is missing,
+        (noise + here, after),  # or more than it should be,
+        (here * 3, after),
+        (here[::-1], after),
+        (bytes(len(here)), after),
     )
+    return before + b"".join(choose.choice(replacements))
 
 
 def changed(seeds: Sequence[Any]) -> Make:

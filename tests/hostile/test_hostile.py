@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, pipes and devices of Linux"),
 ]
 EVERY = os.environ.get("OGKD_HOSTILE") == "all"
-SAMPLE = 60
+SAMPLE = 40
 OPTIONS = options()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import ogkd
 from ogkd.data.case import Dataset
@@ -138,7 +138,6 @@ def test_an_image_has_the_same_probabilities_in_every_form(fitted, test_files):
         "tensors": tensors,
         "pairs": list(zip(test_files, labels, strict=True)),
         "dataset": TensorDataset(tensors, labels),
-        "loader": DataLoader(TensorDataset(tensors, labels), batch_size=4),
         "dataset of cases": Dataset(tuple(case_of(f, 0) for f in test_files), OneOf(CLASSES)),
     }
     expected = model.predict_proba(test_files)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import defaultdict
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, small_gray
-from ogkd.audit.findings import all_findings, gather_facts, in_order
+from ogkd.audit.findings import all_findings, gather_facts, printable
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
-from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
+from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
 from ogkd.data.case import Dataset
 from ogkd.data.divide import components
 from ogkd.data.tasks import require_classes
@@ -53,42 +52,35 @@ def audit_data(
     if backbone is not None:
         require_cleanlab()
         require_classes(task, "The search for suspicious labels")
-    names = [_printable(name) for name in task.names]
+    names = [printable(name) for name in task.names]
+    images, unreadable = scan_images(dataset.images, scans)
     records = tuple(
         Record(
             # Not Path.relative_to: a table may list files outside its own folder.
-            _printable(Path(os.path.relpath(str(case.image), root)).as_posix()),
-            _printable(task.text(case.target)),
-            _printable(case.split),
-            None if case.group is None else _printable(case.group),
+            printable(Path(os.path.relpath(str(case.image), root)).as_posix()),
+            printable(task.text(case.target)),
+            printable(case.split),
+            None if case.group is None else printable(case.group),
             case.target,
+            tuple(names[number] for number in task.shown(case.target)),
+            image,
         )
-        for case in dataset.cases
+        for case, image in zip(dataset.cases, images, strict=True)
     )
-    refs = dataset.images
-    images, unreadable = scan_images(refs, scans)
+    # Without the folders above the data, which do not belong in a shared page.
+    above = f"{root}{os.sep}"
+    reasons = {number: printable(why.replace(above, "")) for number, why in unreadable.items()}
     duplicates = find_duplicates(images, near=near)
     labels = None
     if backbone is not None:
-        labels = _check_labels(backbone, refs, records, images, duplicates)
-    shown = [[names[number] for number in task.shown(record.target)] for record in records]
-    facts = gather_facts(records, names, images, shown)
-    reasons = {
-        # Without the folders above the data, which do not belong in a shared page.
-        number: _printable(reason.replace(f"{root}{os.sep}", ""))
-        for number, reason in unreadable.items()
-    }
+        labels = _check_labels(backbone, dataset.images, records, duplicates)
+    facts = gather_facts(records, names)
+    findings = all_findings(dataset, facts, records, reasons, duplicates, labels)
     return Audit(
         name or root.resolve().name,
         records,
         facts,
-        in_order(
-            (
-                *_never_absent(dataset),
-                *all_findings(task, facts, records, images, reasons, duplicates, labels),
-                *(Finding("left-out", "warning", *words) for words in dataset.ignored),
-            )
-        ),
+        findings,
         duplicates.exact,
         duplicates.near,
         labels,
@@ -96,25 +88,10 @@ def audit_data(
     )
 
 
-def _never_absent(dataset: Dataset) -> Iterator[Finding]:
-    """Findings of which no training image is known to be without: nothing to tell them from."""
-    train = [case for case in dataset.cases if case.split == "train"] or dataset.cases
-    counts = dataset.task.counts(dataset.targets(train)).items()
-    lacking = [name for name, row in counts if row.get("present") and not row.get("absent")]
-    if always := ", ".join(map(_printable, lacking)):
-        yield Finding(
-            "finding-everywhere",
-            "error",
-            f"No image to learn from is known to be without: {always}.",
-            "Write 0 where a finding is absent; an empty cell means that it is unknown.",
-        )
-
-
 def scan_images(
     refs: Sequence[ImageRef], scans: Scans | None = None
 ) -> tuple[list[ScannedImage | None], dict[int, str]]:
     """Read all files; an unreadable one is None, with the reason under its number."""
-    began = time.perf_counter()
     scans = {} if scans is None else scans
     images: list[ScannedImage | None] = []
     unreadable: dict[int, str] = {}
@@ -127,8 +104,6 @@ def scan_images(
             if isinstance(scan, str):
                 unreadable[number] = scan
             bar.advance()
-            if number % 50 == 0:
-                bar.describe(f"{(number + 1) / (time.perf_counter() - began):.0f} images/s")
     return images, unreadable
 
 
@@ -156,13 +131,12 @@ def _check_labels(
     backbone: Backbone,
     refs: Sequence[ImageRef],
     records: Sequence[Record],
-    images: Sequence[ScannedImage | None],
     duplicates: Duplicates,
 ) -> LabelReport:
     from ogkd.features.store import FeatureStore
 
     flat = set(duplicates.flat)
-    numbers = [n for n, image in enumerate(images) if image is not None and n not in flat]
+    numbers = [n for n, row in enumerate(records) if row.image is not None and n not in flat]
     if not numbers:
         return LabelReport((), 0, None)
     features = FeatureStore(backbone).get([refs[number] for number in numbers]).globals[:, 0]
@@ -178,8 +152,3 @@ def _check_labels(
         [groups[number] for number in numbers],
         numbers,
     )
-
-
-def _printable(name: str) -> str:
-    """A name that is not valid text, with its bytes escaped, so that it can be written."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -87,7 +87,10 @@ def divide_checked(
     task, cases = dataset.task, dataset.cases
     bad = unusable(dataset, audit)
     good = [number for number in range(len(cases)) if number not in bad]
-    excluded = [_left_out(dataset, cases[number], *why) for number, why in sorted(bad.items())]
+    excluded = [
+        LeftOut(cases[number].image, task.text(cases[number].target), *why)
+        for number, why in sorted(bad.items())
+    ]
     usable = _with_knowledge_of_copies(dataset, audit, good)
     present = sorted({label for case in usable for label in task.shown(case.target)})
     lost = [name for label, name in enumerate(task.names) if label not in present]
@@ -100,7 +103,10 @@ def divide_checked(
     kept = dataset.with_cases(usable).restrict(present)
     divided, leaks, note = _divide(kept, shares, seed, _similar(audit, good))
     why = "its patient, or a copy of it, is in a part that the model is evaluated on"
-    excluded += [_left_out(kept, case, "leak", f"{case.image}: {why}") for case in leaks]
+    excluded += [
+        LeftOut(case.image, kept.task.text(case.target), "leak", f"{case.image}: {why}")
+        for case in leaks
+    ]
     return Division(divided, tuple(excluded), tuple(lost), note)
 
 
@@ -163,22 +169,10 @@ def left_out_text(division: Division, folder: Path) -> str:
     """A table of what is left out and why, for a file in `folder`."""
     relative = relative_to(folder)
     rows = [["path", "label", "why", "reason"]]
-    for left_out in division.left_out:
-        image = left_out.image
-        address = relative(image) if writable(image) else ascii(str(image))
-        rows.append(
-            [
-                address,
-                escape_formula(left_out.label),
-                left_out.kind,
-                escape_formula(left_out.reason),
-            ]
-        )
+    for image in division.left_out:
+        path = relative(image.image) if writable(image.image) else ascii(str(image.image))
+        rows.append([path, escape_formula(image.label), image.kind, escape_formula(image.reason)])
     return csv_text(rows)
-
-
-def _left_out(dataset: Dataset, case: Case, kind: str, reason: str) -> LeftOut:
-    return LeftOut(case.image, dataset.task.text(case.target), kind, reason)
 
 
 def _rank(split: str) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +27,7 @@ _FLAT = 1.0  # grey levels: with less contrast than this, the bits would be nois
 _AROUND = 9  # pixels: the neighbourhood that a pixel is compared with
 _QUIET = 4.0  # grey levels: structure weaker than this counts less, as it may be noise
 _CHUNK = 1024  # images
-_BANDS = 4
-_BAND_BITS = 16
-_PAIR_CHUNK = 1 << 20  # candidate pairs in memory at once
+_COMPARED = 1 << 24  # pairs of hashes compared at once
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]
 
@@ -103,7 +100,6 @@ def _cosines(count: int) -> NDArray[np.float32]:
 _LOWEST = sorted((u * u + v * v, u, v) for u in range(12) for v in range(12))[1:65]
 _, _ROWS, _COLUMNS = np.array(_LOWEST).T
 _WAVES = _cosines(int(max(_ROWS.max(), _COLUMNS.max())) + 1)
-_BITS = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 
 
 def perceptual_hashes(small: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
@@ -120,12 +116,6 @@ def perceptual_hashes(small: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDA
         # The transform preserves lengths, so this is the contrast that the bits are based on.
         flat[part] = np.sqrt((low**2).sum(axis=1)) / SIDE < _FLAT
     return hashes, flat
-
-
-def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The number of bits in which hashes differ, pair by pair."""
-    words = np.ascontiguousarray(first ^ second).view(np.uint16).reshape(-1, 4)
-    return np.asarray(_BITS[words].sum(axis=1, dtype=np.int64))
 
 
 def likeness(
@@ -160,62 +150,16 @@ def _structure(small: NDArray[np.uint8]) -> NDArray[np.float64]:
 def close_pairs(hashes: NDArray[np.uint64], distance: int) -> Iterator[Pairs]:
     """Arrays (first, second, bits) of the pairs within `distance`; first < second, each once.
 
-    A hash is cut into 4 bands of 16 bits. If two hashes differ in at most d bits, some band
-    differs in at most r = d // 4: if all four differed in r + 1 or more, the whole would differ
-    in 4 (r + 1) > d bits. So for each band it is enough to compare the hashes whose band is
-    within r bits: 1, 17, 137 or 697 entries in a table of 65,536 for d below 4, 8, 12 or 16.
+    With bits as -1 and 1, the product of two hashes is 64 - 2 x the number of differing bits, so
+    all pairs of a block of hashes are one product of matrices.
     """
-    if not 0 <= distance <= MAX_DISTANCE:
-        raise ValueError(f"distance must be 0 to {MAX_DISTANCE}, but is {distance}")
-    radius = distance // _BANDS
-    bands = np.ascontiguousarray(hashes).view(np.uint16).reshape(-1, _BANDS)
-    for band in range(_BANDS):
-        values = bands[:, band]
-        order = np.argsort(values, kind="stable")
-        # Hashes whose band is v are at order[starts[v] : starts[v + 1]].
-        sizes = np.bincount(values, minlength=1 << _BAND_BITS)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        for mask in _masks(radius):
-            wanted = values ^ mask
-            for first, positions in _expand(starts[wanted], sizes[wanted]):
-                second = order[positions]
-                keep = first < second
-                first, second = first[keep], second[keep]
-                bits = hamming(hashes[first], hashes[second])
-                keep = bits <= distance
-                # A pair that an earlier band also finds was yielded there.
-                differing = bands[first, :band] ^ bands[second, :band]
-                keep &= ~(_popcount(differing) <= radius).any(axis=1)
-                if keep.any():
-                    yield first[keep], second[keep], bits[keep]
-
-
-def _expand(
-    starts: NDArray[np.intp], counts: NDArray[np.intp]
-) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Each row with each position of its range, in chunks that fit into memory."""
-    rows = np.flatnonzero(counts)
-    total = np.cumsum(counts[rows])
-    begin = 0
-    while begin < len(rows):
-        done = total[begin - 1] if begin else 0
-        end = max(begin + 1, int(np.searchsorted(total, done + _PAIR_CHUNK, side="right")))
-        part = rows[begin:end]
-        many = counts[part]
-        within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-        yield np.repeat(part, many), np.repeat(starts[part], many) + within
-        begin = end
-
-
-def _masks(radius: int) -> list[np.uint16]:
-    """All 16-bit words with at most `radius` bits set."""
-    return [
-        np.uint16(sum(1 << bit for bit in chosen))
-        for count in range(radius + 1)
-        for chosen in combinations(range(_BAND_BITS), count)
-    ]
-
-
-def _popcount(words: NDArray[np.uint16]) -> NDArray[np.int64]:
-    wide = words.astype(np.uint64)
-    return hamming(wide.ravel(), np.zeros(wide.size, np.uint64)).reshape(words.shape)
+    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8).reshape(-1, 8), axis=1)
+    signs = bits.astype(np.float32) * 2 - 1  # [N, 64]
+    rows = max(1, _COMPARED // max(1, len(signs)))
+    for start in range(0, len(signs), rows):
+        products = signs[start : start + rows] @ signs[start:].T
+        first, second = np.nonzero(products >= 64 - 2 * distance)
+        first, second = first[first < second], second[first < second]
+        if len(first):
+            differing = (64 - products[first, second]) / 2
+            yield first + start, second + start, differing.astype(np.int64)

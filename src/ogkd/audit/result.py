@@ -34,15 +34,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Record:
-    file: str  # relative to the data
-    label: str
-    split: str = ""
-    group: str | None = None
-    target: Target = -1  # the label as the task encodes it
-
-
-@dataclass(frozen=True)
 class ScannedImage:
     """What the check keeps of an image that it could read: a few kilobytes."""
 
@@ -51,6 +42,20 @@ class ScannedImage:
     gray: bool  # the three channels are equal
     digest: bytes  # of the decoded pixels, so that the same image in two files is found
     small: NDArray[np.uint8]  # grey, SIDE x SIDE
+
+
+@dataclass(frozen=True)
+class Record:
+    file: str  # relative to the data
+    label: str
+    split: str = ""
+    group: str | None = None
+    target: Target = -1  # the label as the task encodes it
+    names: tuple[str, ...] = ()  # the class, or the findings that are present
+    image: ScannedImage | None = None  # None: it cannot be read
+
+    def as_json(self) -> dict[str, str | None]:
+        return {name: getattr(self, name) for name in ("file", "label", "split", "group")}
 
 
 @dataclass(frozen=True)
@@ -118,9 +123,23 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for a JSON file; images are given by file, label, split and group."""
-        records, labels = [asdict(record) for record in self.records], self.labels
-        for record in records:
-            del record["target"]  # the label says it
+        records, labels = [record.as_json() for record in self.records], self.labels
+        near = [
+            {
+                "images": [records[pair.first], records[pair.second]],
+                "bits": pair.bits,
+                "likeness": round(pair.likeness, 4),
+            }
+            for pair in self.near
+        ]
+        suspects = [
+            {
+                "image": records[suspect.image],
+                "suggested": suspect.suggested,
+                "score": round(suspect.score, 4),
+            }
+            for suspect in (labels.suspects if labels else ())
+        ]
         return {
             "schema": 1,
             "data": self.data,
@@ -131,26 +150,12 @@ class Audit:
             "facts": asdict(self.facts),
             "findings": [asdict(finding) for finding in self.findings],
             "exact_duplicates": [[records[n] for n in members] for members in self.exact],
-            "near_duplicates": [
-                {
-                    "images": [records[pair.first], records[pair.second]],
-                    "bits": pair.bits,
-                    "likeness": round(pair.likeness, 4),
-                }
-                for pair in self.near
-            ],
+            "near_duplicates": near,
             "labels": labels
             and {
                 "judged": labels.checked,  # this key is part of the file format
                 "accuracy": labels.accuracy,
                 "left_out": list(labels.left_out),
-                "suspects": [
-                    {
-                        "image": records[suspect.image],
-                        "suggested": suspect.suggested,
-                        "score": round(suspect.score, 4),
-                    }
-                    for suspect in labels.suspects
-                ],
+                "suspects": suspects,
             },
         }

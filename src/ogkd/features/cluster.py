@@ -5,14 +5,15 @@ Also the encoding of very large folders of images on its nodes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ from ogkd.files import cache_dir, home
 from ogkd.images import ImageRef
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
-_RETRIES = 3  # of an encoder whose process or node is lost
 LOCAL = "local"
 
 
@@ -42,7 +42,7 @@ class Cluster:
     def threads(self) -> int:
         return max(1, int(self.cpus))
 
-    @contextmanager
+    @contextlib.contextmanager
     def joined(self) -> Iterator[Any]:
         """The module `ray`, joined to the cluster."""
         is_local = self.address == LOCAL
@@ -57,8 +57,7 @@ class Cluster:
             if host and port.isdigit() and "/" not in host:
                 # Fails at once if the port is closed: Ray itself tries for minutes.
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-            with _without_stderr():
-                ray.init(address=self.address, **options)
+            ray.init(address=self.address, **options)
         except Exception as error:  # nobody listens, or any of Ray's many kinds
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -80,7 +79,7 @@ class Cluster:
         """
         if device.startswith("cuda:"):
             raise ConfigError(f"On a Ray cluster use cuda, not {device}.", argument="device")
-        gpus = int(sum(node.get("GPU", 0.0) for node in _nodes(ray)))
+        gpus = int(ray.cluster_resources().get("GPU", 0))
         share = 0.0
         if gpus and device in ("auto", "cuda"):
             share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
@@ -95,16 +94,16 @@ class Cluster:
     def workers(self, ray: Any, resources: Mapping[str, float]) -> int:
         """How many workers to start: as many as are wanted, or fit on the nodes now."""
         cpus, gpus = resources["num_cpus"], resources["num_gpus"]
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fitting = (
             min(node.get("CPU", 0.0) / cpus, node.get("GPU", 0.0) / gpus if gpus else math.inf)
-            for node in _nodes(ray)
+            for node in nodes
         )
         return self.count or sum(map(int, fitting))
 
 
 def _import_ray(*, loopback: bool) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns needlessly
     if loopback and "ray" not in sys.modules:
         # Ray's own switch for "one machine only": its servers then listen on loopback alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -116,23 +115,6 @@ def _import_ray(*, loopback: bool) -> Any:
             'Ray is not installed: pip install "ogkd[ray]".', argument="ray"
         ) from None
     return ray
-
-
-def _nodes(ray: Any) -> list[Mapping[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def absolute(name: str) -> str:
@@ -163,6 +145,8 @@ class Encoder:
 
     def __init__(self, settings: Mapping[str, str], threads: int, digest: str, **load: str) -> None:
         use_settings(settings)
+        with contextlib.suppress(OSError):  # names of files may be relative to it
+            os.chdir(load.pop("folder"))
         torch.set_num_threads(threads)
         self._backbone = load_backbone(load.pop("source"), **load)
         if self._backbone.digest != digest:
@@ -190,33 +174,19 @@ def encode_files_on_ray(
     different one. Files must have the same path on every node.
     """
     chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
-    addresses = [
-        [ImageRef(image.file.absolute(), image.part) for image in chunk] for chunk in chunks
-    ]
     load = {"source": absolute(source), "device": device, "engine": engine}
     with cluster.joined() as ray:
         from ray.util import ActorPool
 
         resources = cluster.resources(ray, device)
         count = min(len(chunks), cluster.workers(ray, resources))
-        retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
-        actor = ray.remote(Encoder).options(**resources, **retries)
+        actor = ray.remote(Encoder).options(**resources, max_restarts=3, max_task_retries=3)
         arguments = settings_for_workers(), cluster.threads, backbone.digest
-        pool = ActorPool([actor.remote(*arguments, **load) for _ in range(count)])
-        batches = pool.map(lambda encoder, chunk: encoder.encode.remote(chunk, options), addresses)
+        actors = [actor.remote(*arguments, folder=str(Path.cwd()), **load) for _ in range(count)]
+        batches = ActorPool(actors).map(lambda a, chunk: a.encode.remote(chunk, options), chunks)
         try:
             for chunk, batch in zip(chunks, batches, strict=True):
-                yield _with_names(batch, chunk)
+                yield replace(batch, images=chunk)
         except ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines()[-1]
             raise ConfigError(f"The workers of the cluster cannot encode: {reason}") from None
-
-
-def _with_names(batch: EncodedBatch, chunk: Sequence[ImageRef]) -> EncodedBatch:
-    """The batch with the file names that the user gave."""
-    files = {row: chunk[row].file for row in batch.errors}
-    errors = {
-        row: reason.replace(str(files[row].absolute()), str(files[row]))
-        for row, reason in batch.errors.items()
-    }
-    return replace(batch, images=chunk, errors=errors)

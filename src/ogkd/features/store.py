@@ -295,10 +295,8 @@ def without_blank(store: FeatureStore, cases: Sequence[Case]) -> tuple[list[Case
     blank = {image for image, error in looked if isinstance(error, BlankImage)}
     kept = [case.without(blank) or case for case in cases]
     gone = sorted(map(str, blank.difference(images_of(kept))))
-    return (
-        kept,
-        f"Left out {pluralize(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else "",
-    )
+    note = f"Left out {pluralize(len(gone), 'blank image')}:\n{first_lines(gone)}"
+    return kept, note if gone else ""
 
 
 def text_features(backbone: Backbone, texts: Sequence[str], *, root: Path | None = None) -> Tensor:

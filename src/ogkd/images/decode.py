@@ -7,10 +7,10 @@ import logging
 import os
 import stat
 import tempfile
-import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,21 +23,12 @@ from ogkd.images.dicom import read_dicom
 from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
-from ogkd.images.plain import (
-    FORMATS,
-    check_size,
-    own_pixels,
-    read_plain,
-    rgb_of,
-)
+from ogkd.images.plain import FORMATS, check_size, own_pixels, read_plain, rgb_of
 from ogkd.images.ref import (
-    DICOM,
-    NIFTI,
-    PLAIN,
-    SLIDES,
-    STORED,
+    ENDINGS,
     Broken,
     ImageRef,
+    Kind,
     damaged,
     file_state,
     kind_of,
@@ -45,7 +36,7 @@ from ogkd.images.ref import (
 )
 from ogkd.images.slide import read_tile
 
-EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})
+EXTENSIONS = frozenset(chain.from_iterable(ENDINGS.values())) - {".npz"}
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
 _FULLEST = 75  # percent of the memory in use from which on no decoded file is kept
@@ -65,9 +56,7 @@ def silence_decoders() -> None:
 silence_decoders()
 
 
-_Kept = dict[tuple[object, ...], NDArray[np.uint8]]  # pixels, by file and content
-_kept: _Kept | None = None
-_kept_lock = threading.Lock()
+_kept: dict[tuple[object, ...], NDArray[np.uint8]] | None = None  # pixels, by file and content
 
 
 @contextmanager
@@ -82,15 +71,16 @@ def decode_once() -> Iterator[None]:
         _kept = before
 
 
-def _read_once(ref: ImageRef, kept: _Kept) -> NDArray[np.uint8]:
+def _read_once(ref: ImageRef) -> NDArray[np.uint8]:
+    if (kept := _kept) is None:
+        return _read_file(ref)
     key = (file_state(ref.file), ref.file.suffix, ref.part)
     if (pixels := kept.get(key)) is None:
         pixels = _read_file(ref)
         pixels.flags.writeable = False  # several callers may get it
         # Nothing is evicted: a second pass over more files than fit would find none of them.
         if psutil.virtual_memory().percent < _FULLEST:
-            with _kept_lock:
-                kept.setdefault(key, pixels)
+            kept[key] = pixels
     return pixels
 
 
@@ -115,10 +105,7 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     if isinstance(ref, Broken):
         raise DataError(ref.reason)
     try:
-        if isinstance(ref, InMemory):
-            pixels = _read_memory(ref)
-        else:
-            pixels = _read_file(ref) if _kept is None else _read_once(ref, _kept)
+        pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_once(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
@@ -178,7 +165,13 @@ def _read_bytes(content: bytes, ref: InMemory) -> NDArray[np.uint8]:
             raise type(error)(str(error).replace(str(file), str(ref.file))) from None
 
 
-_READERS = {"dicom": read_dicom, "nifti": read_nifti, "npz": read_npz, "slide": read_tile}
+_READERS: dict[Kind, Callable[..., NDArray[np.uint8]]] = {
+    "plain": read_plain,
+    "dicom": read_dicom,
+    "nifti": read_nifti,
+    "npz": read_npz,
+    "slide": read_tile,
+}
 
 
 def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
@@ -188,14 +181,8 @@ def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
         raise DataError(f"{file} is not a regular file.")
     if facts.st_size == 0:
         raise DataError(f"{file} is not a readable image: it is empty.")
-    kind = kind_of(file)
-    if part.startswith("tile="):
-        kind = "slide"
-    if kind != "plain":
-        return _READERS[kind](file, part, max_pixels=MAX_PIXELS)
-    if part not in ("", STORED):
-        raise DataError(f"{file} is a single picture, so '#{part}' has no meaning.")
-    return read_plain(file, max_pixels=MAX_PIXELS, upright=part != STORED)
+    kind: Kind = "slide" if part.startswith("tile=") else kind_of(file)
+    return _READERS[kind](file, part, max_pixels=MAX_PIXELS)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:

@@ -46,16 +46,20 @@ _NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something el
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
 
 
+def _read_header(file: Path, tags: list[str]) -> Any:
+    """The named elements, without pixels; refuses what is not DICOM."""
+    try:
+        from pydicom import dcmread
+    except ImportError as error:
+        raise needs_extra(file, "a DICOM file") from error
+    _check_syntax(file)
+    return dcmread(file, stop_before_pixels=True, specific_tags=tags)
+
+
 def frame_count(file: Path) -> int:
     """How many frames the file says it has; 1 if that cannot be read."""
     try:
-        from pydicom import dcmread
-    except ImportError:
-        return 1  # reading the image will say what to install
-    try:
-        _check_syntax(file)
-        header = dcmread(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
-        return int(header.get("NumberOfFrames") or 1)
+        return int(_read_header(file, ["NumberOfFrames"]).get("NumberOfFrames") or 1)
     except Exception:  # whatever is wrong with the file is reported when the image is read
         return 1
 
@@ -77,13 +81,8 @@ class Series:
     @classmethod
     def of(cls, file: Path) -> Series:
         """Read it from the header; nothing about the patient is read."""
-        try:
-            from pydicom import dcmread
-        except ImportError as error:
-            raise needs_extra(file, "a DICOM file") from error
         with decoding(file):
-            _check_syntax(file)
-            header = dcmread(file, stop_before_pixels=True, specific_tags=_SERIES_TAGS)
+            header = _read_header(file, _SERIES_TAGS)
             number = header.get("InstanceNumber")
             position = tuple(float(x) for x in header.get("ImagePositionPatient") or ())
             rows = np.array([float(x) for x in header.get("ImageOrientationPatient") or ()])
@@ -118,12 +117,7 @@ def _called(what: str, number: Any, description: Any) -> str:
 
 def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
     """The frame as RGB [H, W, 3]; decoders raise all kinds of errors on damaged files."""
-    try:
-        from pydicom import dcmread
-    except ImportError as error:
-        raise needs_extra(file, "a DICOM file") from error
-    _check_syntax(file)
-    header = dcmread(file, stop_before_pixels=True, specific_tags=_SHAPE_TAGS + _LOOK_TAGS)
+    header = _read_header(file, _SHAPE_TAGS + _LOOK_TAGS)
     rows, columns = header.get("Rows"), header.get("Columns")
     if not rows or not columns:
         raise DataError(f"{file} is a DICOM file without an image.")

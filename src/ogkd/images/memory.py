@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import numbers
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -74,11 +73,7 @@ def is_one_image(images: object) -> bool:
 
 
 def _each(images: Any) -> Iterator[Any]:
-    if isinstance(images, DataLoader):
-        batched = images.batch_size is not None or images.batch_sampler is not None
-        for batch in images:
-            yield from _of_batch(batch) if batched else [_of_item(batch)]
-    elif is_one_image(images):
+    if is_one_image(images):
         yield images
     elif isinstance(images, np.ndarray | Tensor):
         if images.ndim not in (1, 3, 4):
@@ -87,10 +82,10 @@ def _each(images: Any) -> Iterator[Any]:
     elif isinstance(images, Dataset) and hasattr(images, "__len__"):
         # Not every dataset ends its iteration, so count.
         yield from (_of_item(images[number]) for number in range(len(images)))
-    elif isinstance(images, Iterable) and not isinstance(images, Mapping):
+    elif isinstance(images, Iterable) and not isinstance(images, Mapping | DataLoader):
         yield from map(_of_item, images)
     else:
-        raise DataError(f"{type(images).__name__} is not an image.")
+        raise DataError(f"{type(images).__name__} is not an image or a collection of images.")
 
 
 def _of_item(item: Any) -> Any:
@@ -102,25 +97,6 @@ def _of_item(item: Any) -> Any:
             raise DataError(f"An item has no 'image'. It has: {', '.join(map(str, item))}.")
         return item["image"]
     return item
-
-
-def _of_batch(batch: Any) -> Iterable[Any]:
-    """The images of a batch, which may have labels."""
-    if isinstance(batch, tuple | list) and len(batch) > 1 and _are_labels(batch[1]):
-        batch = batch[0]
-    if isinstance(batch, Mapping):
-        batch = _of_item(batch)
-    return batch if isinstance(batch, np.ndarray | Tensor) else map(_of_item, batch)
-
-
-def _are_labels(values: Any) -> bool:
-    if isinstance(values, np.ndarray | Tensor):
-        return values.ndim < 2
-    if isinstance(values, tuple | list):  # (path, 3) is an image with its label
-        return any(
-            all(isinstance(value, kind) for value in values) for kind in (str, numbers.Number)
-        )
-    return False
 
 
 def array_to_rgb(image: Any, name: str) -> NDArray[np.uint8]:

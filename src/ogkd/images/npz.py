@@ -21,7 +21,6 @@ from ogkd.images.plain import check_size, gray_to_rgb, to_bytes
 from ogkd.images.ref import file_state
 
 MAX_ARRAY_BYTES = 4 * 1024**3
-_DENSEST = 200  # times that images are packed at most; more is a decompression bomb
 _KEPT = 3  # train, val and test of one file
 _lock = threading.Lock()
 
@@ -36,7 +35,7 @@ def read_npz(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]
         )
     split, row = match[1], int(match[2])
     with _lock:  # a second thread waits for the array instead of reading it again
-        array = _kept(file, split, max_pixels, file_state(file))
+        array = _load(file, split, max_pixels, file_state(file))
     if row >= len(array):
         raise DataError(f"{file} has {len(array)} {split} images: there is no row {row}.")
     values = to_bytes(array[row])
@@ -46,18 +45,13 @@ def read_npz(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept(file: Path, split: str, max_pixels: int, _state: tuple[int, ...]) -> NDArray[np.generic]:
-    return _load(file, f"{split}_images", max_pixels)
-
-
-def _load(file: Path, name: str, max_pixels: int) -> NDArray[np.generic]:
+def _load(file: Path, split: str, max_pixels: int, _state: tuple[int, ...]) -> NDArray[np.generic]:
+    name = f"{split}_images"
     with zipfile.ZipFile(file) as archive:
         if f"{name}.npy" not in archive.namelist():
             raise DataError(f"{file} has no {name}.")
-        info = archive.getinfo(f"{name}.npy")
-        with archive.open(info) as stream:
+        with archive.open(f"{name}.npy") as stream:
             shape, dtype = npy_header(stream)
-        size = math.prod(shape) * dtype.itemsize
         colour = len(shape) == 4 and shape[3] in (1, 3)
         if dtype.kind not in "uifb" or not (len(shape) == 3 or colour) or 0 in shape[1:]:
             raise DataError(
@@ -65,22 +59,22 @@ def _load(file: Path, name: str, max_pixels: int) -> NDArray[np.generic]:
                 "colour [H, W, 3] images are needed."
             )
         check_size(file, shape[1], shape[2], max_pixels)
+        size = math.prod(shape) * dtype.itemsize
         # The shape is only a claim; the archive's own list says how many bytes there are.
-        if size > min(MAX_ARRAY_BYTES, info.file_size, _DENSEST * max(info.compress_size, 1e6)):
+        if size > min(MAX_ARRAY_BYTES, archive.getinfo(f"{name}.npy").file_size):
             raise DataError(
-                f"{file}: {name} declares {size:,} bytes, but has {info.file_size:,}, packed into "
-                f"{info.compress_size:,}; at most {MAX_ARRAY_BYTES:,} are read."
+                f"{file}: {name} declares {size:,} bytes, more than it has or than the limit of "
+                f"{MAX_ARRAY_BYTES:,}."
             )
-        with archive.open(info) as stream:
+        with archive.open(f"{name}.npy") as stream:
             array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
     return array
 
 
 def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and type of an array, without its content."""
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }[np.lib.format.read_magic(stream)]
+    first = np.lib.format.read_magic(stream) == (1, 0)
+    formats = np.lib.format
+    read = formats.read_array_header_1_0 if first else formats.read_array_header_2_0
     shape, _, dtype = read(stream)
     return shape, dtype

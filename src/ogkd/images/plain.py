@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from ogkd.errors import DataError
+from ogkd.images.ref import STORED
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 _DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -27,11 +28,14 @@ _PLAIN_COLOURS = (_WHITE_IS_ZERO, 1, 2)  # also: black is zero, RGB
 _AXES = ("YX", "YXS", "SYX")  # one picture, gray or colour
 
 
-def read_plain(file: Path, *, max_pixels: int, upright: bool = True) -> NDArray[np.uint8]:
-    """The first picture of the file as RGB [H, W, 3]; transparency is left out.
+def read_plain(file: Path, part: str = "", *, max_pixels: int) -> NDArray[np.uint8]:
+    """The first image of the file as RGB [H, W, 3]; transparency is left out.
 
-    `upright` applies its EXIF orientation, if it has one.
+    Its EXIF orientation is applied, but not to the part "stored".
     """
+    if part not in ("", STORED):
+        raise DataError(f"{file} is a single image, so '#{part}' has no meaning.")
+    upright = part != STORED
     try:
         # Pillow's own limit would only warn at this size.
         with Image.open(file, formats=FORMATS) as image:
@@ -118,7 +122,7 @@ def _read_tiff(file: Path, max_pixels: int) -> NDArray[np.uint8]:
         page = tiff.pages[0]
         check_size(file, page.imagewidth, page.imagelength, max_pixels)
         if page.imagedepth != 1 or page.samplesperpixel > 8 or page.axes not in _AXES:
-            raise DataError(f"{file} is a TIFF of shape {page.shape}, not a single picture.")
+            raise DataError(f"{file} is a TIFF of shape {page.shape}, not a single image.")
         white_is_zero = page.photometric == _WHITE_IS_ZERO
         values = page.asarray()
     if page.axes == "SYX":

@@ -26,13 +26,14 @@ from ogkd.files import sha256_file
 
 Kind = Literal["plain", "dicom", "nifti", "npz", "slide"]
 
-PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
-DICOM = (".dcm", ".dicom")
-NIFTI = (".nii", ".nii.gz")
-SLIDES = (".svs", ".ndpi", ".scn", ".mrxs", ".bif", ".svslide", ".vms", ".vmu")
 TIFF = (".tif", ".tiff")  # which may be whole slides too
-_ENDINGS: dict[Kind, tuple[str, ...]]
-_ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",), "slide": SLIDES}
+ENDINGS: dict[Kind, tuple[str, ...]] = {
+    "plain": (".png", ".jpg", ".jpeg", *TIFF, ".bmp", ".webp"),
+    "dicom": (".dcm", ".dicom"),
+    "nifti": (".nii", ".nii.gz"),
+    "npz": (".npz",),
+    "slide": (".svs", ".ndpi", ".scn", ".mrxs", ".bif", ".svslide", ".vms", ".vmu"),
+}
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 WHICH_SLICE = (
     "Choose one with `slice`, such as axis=2,index=middle or index=middle, or set `slices`."
@@ -40,7 +41,7 @@ WHICH_SLICE = (
 _RULE = re.compile(
     r"\s*(?:axis\s*=\s*([012])\s*,)?\s*index\s*=\s*([0-9]{1,9}|first|middle|last)\s*"
 )
-STORED = "stored"  # the part of a picture that is not to be turned upright
+STORED = "stored"  # the part of an image that is not to be turned upright
 _PART = re.compile(rf"#((?:axis|index|tile)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
 
 
@@ -240,7 +241,7 @@ class Broken(ImageRef):
 def kind_of(file: Path) -> Kind:
     """The family of a file, by its ending; files without a known ending are inspected."""
     name = file.name.lower()
-    for kind, endings in _ENDINGS.items():
+    for kind, endings in ENDINGS.items():
         if name.endswith(endings):
             return kind
     return "dicom" if starts_as_dicom(file) else "plain"

@@ -169,7 +169,7 @@ class Classifier:
 
         Images are files, the bytes of files, PIL images, arrays [H, W] or [H, W, 3] (uint8, or
         floats from 0 to 1), tensors, which may also be [3, H, W]: one, several, or a batch. A
-        torch Dataset or DataLoader gives images or (image, label), and is never held in memory.
+        torch Dataset or a generator gives images or (image, label), and is never held in memory.
         Normalising is the model's work. Cases of several images are volumes, or a mapping of names
         to their images.
         """
