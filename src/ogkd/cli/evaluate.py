@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Option
@@ -16,20 +16,14 @@ import ogkd
 from ogkd.cells import escape_formula, escape_path
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
-from ogkd.cli.output import (
-    calibration_lines,
-    evaluation_lines,
-    print_json,
-    say,
-    write_csv,
-)
+from ogkd.cli.output import print_json, say, write_csv
 from ogkd.errors import ConfigError, pluralize
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.data.case import Dataset
-    from ogkd.evaluation import LabelledPredictions
+    from ogkd.evaluation import Evaluation, LabelledPredictions
     from ogkd.features.unreadable import BadFile
     from ogkd.model.classifier import Classifier
 
@@ -111,10 +105,7 @@ class EvaluationOptions:
     ] = True
 
     def evaluate(self, options: InputOptions) -> _Evaluation:
-        """Evaluate, and warn about everything that makes the numbers look too good."""
         from ogkd.evaluation import evaluate_predictions, predict_labelled
-        from ogkd.model.engine_note import engine_note
-        from ogkd.model.support_sets import SupportSets
 
         inputs = options.read(self.split)
         classifier = inputs.classifier
@@ -126,34 +117,8 @@ class EvaluationOptions:
                 f"or was calibrated on; {len(judged.labels)} remain."
             )
         result = evaluate_predictions(
-            judged,
-            classifier.calibration,
-            resamples=self.resamples,
-            card=classifier.card,
-            prevalence=self.prevalence,
-            support_sets=SupportSets.of(classifier),
+            judged, classifier, resamples=self.resamples, prevalence=self.prevalence
         )
-        images, unit = result["images"], result["unit"]
-        for warning in result["warnings"]:
-            say(f"WARNING: {warning}")
-        if used := result["learned_from"]:
-            say(
-                f"Warning: the model learned from {used} of these {images} {unit}s, so the results "
-                "look better than they are. --leave-out-used evaluates the others."
-            )
-        if used := result["calibrated_on"]:
-            say(
-                f"Warning: the model was calibrated on {used} of these {images} {unit}s, so its "
-                "probabilities, sets and thresholds look better than they are. --leave-out-used "
-                "evaluates the others."
-            )
-        if note := engine_note(classifier):
-            say(f"Note: {note}")
-        if not inputs.dataset.has_splits and not classifier.card.seen:
-            say(
-                f"Note: {options.data} has no splits, so all of its images are evaluated. If the "
-                "model learned from some of them, the results look better than they are."
-            )
         return _Evaluation(inputs, self, judged, result)
 
 
@@ -162,7 +127,7 @@ class _Evaluation:
     inputs: _Inputs
     options: EvaluationOptions
     judged: LabelledPredictions
-    result: dict[str, Any]
+    result: Evaluation
 
     def write_report(self, file: Path, audit: Audit | None = None) -> None:
         from ogkd.report import write_report
@@ -219,21 +184,29 @@ def evaluate(
     opt.refuse_folders(out=out, csv=csv_file, report=report)
     if report is None and (how.names or not how.images):
         raise ConfigError("--names and --no-images only apply to --report, which is not given.")
-    found = how.evaluate(inputs)
+    evaluation = how.evaluate(inputs)
     if out is not None:
-        write_json(out, found.result)
-        found.write_skipped(out)
+        write_json(out, evaluation.result)
+        evaluation.write_skipped(out)
     if csv_file is not None:
-        _write_rows(csv_file, found, paths=paths)
+        _write_rows(csv_file, evaluation, paths=paths)
     if report is not None:
         from ogkd.audit import audit_data
 
-        found.write_report(report, audit_data(found.inputs.dataset, root=data_folder(inputs.data)))
-        found.write_skipped(report)
+        evaluation.write_report(
+            report, audit_data(evaluation.inputs.dataset, root=data_folder(inputs.data))
+        )
+        evaluation.write_skipped(report)
+    for warning in evaluation.result["warnings"]:
+        say(f"Warning: {warning}")
     if as_json:
-        print_json(found.result, ascii=True)
-    else:
-        typer.echo("\n".join(evaluation_lines(found.result, everything=everything)))
+        print_json(evaluation.result, ascii=True)
+        return
+    typer.echo(evaluation.result.text(everything=everything))
+    if not everything:
+        typer.echo(
+            "\nMore: --all (every table), --report FILE.html (a page), --json (all numbers)."
+        )
 
 
 def calibrate(
@@ -263,11 +236,13 @@ def calibrate(
     Of a model of several findings: the scale of each finding's probability,
     and the limits below which it answers no and above which yes.
     """
+    from ogkd.evaluation.calibrate import calibration_section
+    from ogkd.evaluation.sections import text_lines
     from ogkd.model.calibration import CALIBRATION
 
     # The old calibration is not read: even a damaged one can be replaced.
     read = inputs.read(split, calibrated=False)
-    found = ogkd.calibrate(
+    calibration = ogkd.calibrate(
         read.classifier,
         read.part,
         split=split,
@@ -276,16 +251,17 @@ def calibrate(
         confidence=confidence,
         say=say,
     )
-    place = inputs.model / CALIBRATION
-    found.write(place)
-    typer.echo("\n".join(calibration_lines(read.classifier, found)))
-    typer.echo(f"Wrote {place}")
+    path = inputs.model / CALIBRATION
+    calibration.write(path)
+    for line in text_lines([calibration_section(read.classifier, calibration)]):
+        typer.echo(line)
+    typer.echo(f"Wrote {path}")
 
 
-def _write_rows(file: Path, found: _Evaluation, *, paths: bool) -> None:
+def _write_rows(file: Path, evaluation: _Evaluation, *, paths: bool) -> None:
     """Write a row per image: hash, path (if asked for), truth, answer and probabilities."""
-    judged = found.judged
-    task, p = judged.task, judged.probabilities(found.inputs.classifier.calibration)
+    judged = evaluation.judged
+    task, p = judged.task, judged.probabilities(evaluation.inputs.classifier.calibration)
     answers = task.answers(p, None)
     with write_csv(file) as opened:
         table = csv.writer(opened, lineterminator="\n")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 # The options whose first result is the check; all others are used by the model.
 _OF_THE_CHECK = ("data", "slice", "cases", "slices")
-_FEW = 5  # test images of a class that say next to nothing about it
 _SCRIPT = """\
 #!/bin/sh
 # What `ogkd start` did, as single commands. They write to a new folder:
@@ -425,12 +424,7 @@ def _summary(out: Path) -> Iterator[str]:
     result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     yield ""
     yield result["verdict"]["text"]
-    rows = result.get("per_finding") or result["per_class"]
-    few = {name: row.get("present", row.get("images")) for name, row in rows.items()}
-    if untested := [name for name, images in few.items() if not images]:
-        yield f"Not tested, because there were no images to test on: {', '.join(untested)}."
-    if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
-        yield f"Tested on very few images: {', '.join(hardly)}."
+    yield from (f"Warning: {warning}" for warning in result["warnings"])
     yield f"\nEverything is in {out}:"
     yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
     yield "  check.html      what is wrong with the images; left-out.csv: what was left out"

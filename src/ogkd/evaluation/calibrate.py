@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ogkd.data.case import Dataset
 from ogkd.data.task import require_guarantees
-from ogkd.errors import DataError
+from ogkd.errors import DataError, pluralize
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
+from ogkd.evaluation.sections import Section, Table
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
@@ -81,12 +82,6 @@ def calibrate(
     if say is not None:
         for warning in judged.warnings:
             say(f"WARNING: {warning}")
-        if not card.support_images and any(card.support_counts):
-            say(
-                "Note: this model does not record which images it learned from. Make sure that "
-                "none of them are included: they would make it look more confident than it should "
-                "be."
-            )
         if classifier.task.affine:
             made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
             for note in Decider(made).notes:
@@ -142,3 +137,37 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
         if more := calibration.missing(held_out):
             few = f"{calibration.cases} images are too few for {what}"
             yield f"{few}: at least {more_needed(more)}."
+
+
+def calibration_section(classifier: Classifier, calibration: Calibration) -> Section:
+    """What was fitted: the temperature of a choice between classes, or each finding's limits."""
+    task, cases = classifier.task, pluralize(calibration.cases, classifier.card.grouping.unit)
+    question = calibration.questions[0]
+    held_out = len(question.confidences)
+    if not task.affine:
+        change = "less" if question.temperature > 1 else "more"
+        lines = (
+            f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "
+            "thresholds.",
+            f"Temperature {question.temperature:.3f}: the model is now {change} confident than "
+            "before."
+            if question.applied
+            else f"Temperature 1: {question.reason}",
+            f"Accuracy on those {held_out}: {100 * sum(question.correct) / held_out:.1f} %.",
+        )
+        return Section(f"Calibrated on {cases}", lines)
+    rows = []
+    limits = calibration.limits(task)
+    for name, question, limit in zip(task.names, calibration.questions, limits, strict=True):
+        absent, present = map(len, question.scores)
+        shown = (f"{100 * limit[1]:.1f}", f"{100 * (1 - limit[0]):.1f}")
+        rows.append((name, str(present), str(absent), *shown))
+    text = "Two thirds of them give the limits."
+    if calibration.sensitivity is not None:
+        text += (
+            f" With {100 * calibration.confidence:g} % confidence, at most "
+            f"{100 * (1 - calibration.sensitivity):g} % of the images with a finding are answered "
+            "no."
+        )
+    head = ("finding", "with it", "without", "no below (%)", "yes above (%)")
+    return Section(f"Calibrated on {cases}", (text,), Table(head, tuple(rows)))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ogkd.errors import ConfigError, did_you_mean
 
@@ -92,14 +89,3 @@ def metric_named(name: str) -> Metric:
             f"Unknown metric '{name}'.{hint} Known: {', '.join(METRICS)}.", argument="metric"
         )
     return METRICS[name]
-
-
-def in_units(text: str, result: Mapping[str, Any]) -> str:
-    """Words about images as words about bags, if those were evaluated.
-
-    >>> in_units("3 of 4 images", {"unit": "bag", "class_names": ["cyst"]})
-    '3 of 4 bags'
-    """
-    if result.get("unit", "image") == "image" or "image" in "".join(result["class_names"]).lower():
-        return text
-    return re.sub(r"\bimage(s?)\b", rf"{result['unit']}\1", text)

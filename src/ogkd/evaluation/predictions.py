@@ -21,7 +21,6 @@ from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import FeatureStore, stored_batches, without_blank
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
-from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, Decision
 from ogkd.progress import progress_bar
@@ -64,15 +63,6 @@ class LabelledPredictions:
     def group_count(self) -> int | None:
         """How many patients or lesions there are; None if none is known."""
         return len({group for group in self.groups if group is not None}) or None
-
-    def origin(self, card: ModelCard | None, calibration: Calibration | None) -> dict[str, Any]:
-        """What an evaluation says about where its cases come from, whatever it measures."""
-        return {
-            "warnings": list(self.warnings),
-            "learned_from": int(self.copies_of(card.seen if card else ()).sum()),
-            "calibrated_on": int(self.copies_of(calibration.seen if calibration else ()).sum()),
-            "left_out": self.left_out,
-        }
 
     def copies_of(self, seen: Collection[str]) -> NDArray[np.bool_]:
         """Which cases have an image among `seen`, by content or by pixels."""
@@ -134,6 +124,11 @@ def predict_labelled(
     task, grouping = classifier.task, classifier.card.grouping
     chosen = dataset.with_cases(dataset.part(split))
     targets, warnings = task.translate(dataset.task, chosen.targets())
+    if not dataset.has_splits and not classifier.card.seen:
+        warnings.append(
+            "The data has no splits, so all of its images are used. If the model learned from some "
+            "of them, the results look better than they are."
+        )
     pairs = zip(chosen.cases, targets, strict=True)
     chosen = replace(chosen, task=task, cases=tuple(_relabelled(c, t) for c, t in pairs))
     cases = list(grouping.apply(chosen).cases)

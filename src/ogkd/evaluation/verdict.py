@@ -8,24 +8,24 @@ finds; there the shares found of each class are averaged, and guessing reaches 1
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ogkd.errors import pluralize
-from ogkd.evaluation.names import in_units
+from ogkd.evaluation.sections import percent
 
 _UNEQUAL = 3  # times as many images of the largest class as of the smallest that occurs
 _GAIN = 0.05  # the smallest advantage over guessing that is worth looking for
 _LEAKED = 0.05  # share of learned images above which the numbers say nothing about new ones
 _POWER = 1.96 + 0.84  # standard errors to an effect that is seen in 80 % of all tests
-_FEW_TESTED = 20
+FEW_TESTED = 20
 _FEW_LEARNED = 16
 _WEAK = 0.8  # share of a class found below which more is worth doing about it
 
 
-def verdict(
+def class_verdict(
     result: Mapping[str, Any],
     *,
     accuracy: Sequence[float],
@@ -64,8 +64,6 @@ def verdict(
     }
     conclusion["advice"] = _advice(conclusion, result, support)
     conclusion["details"] = " ".join(_sentences(conclusion, result, int(np.trace(counts)), images))
-    for key in ("headline", "advice", "details"):
-        conclusion[key] = conclusion[key] and in_units(conclusion[key], result)
     conclusion["text"] = f"{conclusion['headline']}. {conclusion['details']}"
     return conclusion
 
@@ -146,20 +144,15 @@ def _sentences(
     better, most = conclusion["better_than_guessing"], conclusion["majority"]
     score = (
         f"classified {correct} of {pluralize(images, 'image')} correctly "
-        f"({_percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])})"
+        f"({percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])})"
     )
-    always = f"always answering '{most['class']}' would be correct for {_percent(most['share'])}"
+    always = f"always answering '{most['class']}' would be correct for {percent(most['share'])}"
     sentences = []
-    if result["learned_from"]:
-        sentences.append(
-            f"The model learned from {result['learned_from']} of these {images} images, so the "
-            "numbers are better than on new images."
-        )
     if conclusion["basis"] == "balanced_accuracy":
         sentences.append(
-            f"It finds {_percent(conclusion['balanced_accuracy'])} of the images of a class on "
+            f"It finds {percent(conclusion['balanced_accuracy'])} of the images of a class on "
             f"average ({_interval(conclusion['balanced_interval'])}), guessing "
-            f"{_percent(conclusion['guessing'])}."
+            f"{percent(conclusion['guessing'])}."
         )
         always += ", as the classes are very unequal"
     sentences.append(f"It {score}; {always}.")
@@ -172,7 +165,7 @@ def _sentences(
         sentences.append(f"Weakest class: it finds {share} of '{weak['class']}'{taken}.")
     elif correct == images:
         sentences.append(
-            f"It made no errors here, but up to {_percent(1 - conclusion['interval'][0])} errors "
+            f"It made no errors here, but up to {percent(1 - conclusion['interval'][0])} errors "
             "on new images cannot be ruled out."
         )
     return [*sentences, *filter(None, [conclusion["advice"]])]
@@ -201,7 +194,7 @@ def _advice(
     if weak is None:
         return ""
     known = dict(zip(result["class_names"], support, strict=False)).get(weak["class"], 0)
-    if weak["images"] < _FEW_TESTED:
+    if weak["images"] < FEW_TESTED:
         tests = pluralize(weak["images"], "image")
         return f"With {tests} of '{weak['class']}' this is only a hint: test more of them."
     if weak["recall"] >= _WEAK:
@@ -218,10 +211,61 @@ def _advice(
 
 
 def _interval(ends: Sequence[float]) -> str:
-    return f"95 % interval {_percent(ends[0]).removesuffix(' %')} to {_percent(ends[1])}"
+    return f"95 % interval {percent(ends[0]).removesuffix(' %')} to {percent(ends[1])}"
 
 
-def _percent(value: float) -> str:
-    """Whole percent, with a decimal only where it would otherwise claim all or nothing."""
-    text = f"{100 * value:.0f}"
-    return f"{100 * value:.1f} %" if text in ("0", "100") and value not in (0, 1) else f"{text} %"
+def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Which findings are recognised better than by guessing: plain fields, and `text`."""
+    rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]
+    state = {name: _recognised(row) for name, row in rows.items()}
+    learned = result["learned_from"] > _LEAKED * result["images"]
+    better = [name for name, is_better in state.items() if is_better]
+    every = bool(better) and len(better) == len(rows)
+    headline = (
+        "No verdict: the model learned from these images"
+        if learned
+        else f"Clearly better than guessing for all {len(rows)} findings"
+        if every and len(rows) > 1
+        else f"Clearly better than guessing for {len(better)} of {pluralize(len(rows), 'finding')}"
+        if better
+        else "No finding is recognised clearly better than by guessing"
+    )
+    conclusion = {
+        "better_than_guessing": None if learned else every or (None if better else False),
+        "headline": headline,
+        "better": better,
+        "open": [name for name, is_better in state.items() if is_better is None],
+        "not_better": [name for name, is_better in state.items() if is_better is False],
+    }
+    conclusion["details"] = " ".join(_finding_sentences(conclusion, result))
+    conclusion["text"] = f"{headline}. {conclusion['details']}".strip()
+    return conclusion
+
+
+def _recognised(row: Mapping[str, Any]) -> bool | None:
+    """Whether the interval of the AUROC is above 0.5; None if the images cannot show either."""
+    ends, value = row["intervals"]["auroc"], row["auroc"]
+    if value is None or ends is None or row["present"] < 2 or row["absent"] < 2:
+        return None
+    return True if ends[0] > 0.5 else False if ends[1] < 0.6 else None
+
+
+def _finding_sentences(conclusion: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
+    rows = result["per_finding"]
+    macro = result["macro"]
+    if (area := macro["auroc"]) is not None:
+        ends = macro["intervals"]["auroc"]
+        sure = "" if ends is None else f", 95 % interval {100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
+        yield (
+            f"An image with a finding is ranked above one without it in {100 * area:.0f} % of all "
+            f"pairs on average (AUROC{sure})."
+        )
+    judged = {name: row for name, row in rows.items() if row["auroc"] is not None}
+    if len(judged) > 1:
+        weak = min(judged, key=lambda name: judged[name]["auroc"])
+        yield f"Weakest: '{weak}' with {100 * judged[weak]['auroc']:.0f} %."
+    if conclusion["open"]:
+        few = [f"{name} ({rows[name]['present']} with it)" for name in conclusion["open"]]
+        yield f"These images cannot show whether it recognises: {', '.join(few)}."
+    if conclusion["not_better"]:
+        yield f"Not better than guessing: {', '.join(conclusion['not_better'])}."
