@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ogkd.data.case import Dataset
@@ -52,8 +52,15 @@ def calibrate(
     require_guarantees(classifier.task, sensitivity=sensitivity)
     if confidence is not None:
         require_guarantees(classifier.task, sensitivity=confidence)
-    judged = predict_labelled(classifier, data, split=split)
-    judged = _unused(judged, card.seen, leave_out_used=leave_out_used)
+    every = predict_labelled(classifier, data, split=split)
+    judged = every.without_copies(card.seen)
+    if judged.left_out and not leave_out_used:
+        raise DataError(
+            f"The model learned from {judged.left_out} of the {len(every.labels)} images, which "
+            "would make it look more confident than it should be. Leave them out "
+            "(leave_out_used), or choose another split.",
+            argument="leave_out_used",
+        )
     if (count := len(judged.labels)) < FEWEST:
         raise DataError(
             f"Too few {judged.unit}s to calibrate on: {count}. Prediction sets that contain the "
@@ -90,27 +97,6 @@ def calibrate(
         for note in _notes(judged, calibration):
             say(f"Note: {note}")
     return calibration
-
-
-def _unused(
-    judged: LabelledPredictions, learned: Collection[str], *, leave_out_used: bool
-) -> LabelledPredictions:
-    copies, images = judged.copies_of(learned), len(judged.labels)
-    used = int(copies.sum())
-    if used and used == images:
-        raise DataError(
-            f"All {images} images were used for fitting this model. Calibrate on images that it "
-            "has not seen: another split, or other data.",
-            argument="split",
-        )
-    if used and not leave_out_used:
-        raise DataError(
-            f"The model learned from {used} of the {images} images, which would make it look more "
-            f"confident than it should be. Leave out what it learned from (leave_out_used) and "
-            f"calibrate on the other {images - used}, or choose another split.",
-            argument="leave_out_used",
-        )
-    return judged.without(copies)
 
 
 def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[str]:

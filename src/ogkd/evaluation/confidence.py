@@ -84,7 +84,7 @@ def risk_coverage(
     labels: ArrayLike, probabilities: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Coverage k/n and error rate among the k most confident images, k = 1..n."""
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     kept = np.arange(1, len(errors) + 1)
     return kept / len(errors), errors / kept
 
@@ -100,7 +100,7 @@ def aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
 
 def e_aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """AURC in excess of the best ranking of the same errors, all of them last; 0 is ideal."""
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     kept = np.arange(1, len(errors) + 1)
     best = np.maximum(0, kept - (len(errors) - errors[-1])) / kept
     return float((errors / kept - best).mean())
@@ -113,39 +113,24 @@ def augrc(labels: ArrayLike, probabilities: ArrayLike) -> float:
     trapezoids from (0, 0). It equals (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 with accuracy a and
     the AUROC of confidence separating correct from wrong (Traub et al., NeurIPS 2024).
     """
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     n = len(errors)
     return float((errors.sum() - errors[-1] / 2) / n**2)
 
 
 def risk_at_coverage(labels: ArrayLike, probabilities: ArrayLike, coverage: float) -> float:
     """Error rate among the most confident share of images (at least one image)."""
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     kept = max(1, math.ceil(coverage * len(errors) - 1e-9))
     return float(errors[kept - 1] / kept)
 
 
-def coverage_at_risk(labels: ArrayLike, probabilities: ArrayLike, max_risk: float) -> float:
-    """The largest share of images that a threshold keeps with at most this error rate, else 0.
-
-    A threshold keeps all images of equal confidence or none. It is chosen on the same labels
-    it is measured on: for a guarantee on future images use `Calibration.threshold`.
-    """
-    errors, ends = _errors(labels, probabilities)
-    # Where ties end, errors are whole numbers but for the rounding of the expectations before.
-    kept = [int(end) for end in ends if errors[end - 1].round() / end <= max_risk]
-    return max(kept, default=0) / len(errors)
-
-
-def _errors(
-    labels: ArrayLike, probabilities: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Expected errors among the k most confident, k = 1..n, and the k at which ties end."""
+def _errors(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
+    """Expected errors among the k most confident, k = 1..n."""
     truth, p = np.asarray(labels), np.asarray(probabilities)
     if len(truth) == 0:
         raise ValueError("There are no images to evaluate.")
     wrong = (p.argmax(axis=1) != truth).astype(np.float64)
     _, tie = np.unique(-p.max(axis=1), return_inverse=True)  # 0: the most confident
     sizes = np.bincount(tie)
-    each = (np.bincount(tie, weights=wrong) / sizes).repeat(sizes)
-    return np.asarray(each.cumsum()), np.asarray(sizes.cumsum())
+    return np.asarray((np.bincount(tie, weights=wrong) / sizes).repeat(sizes).cumsum())

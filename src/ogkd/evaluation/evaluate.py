@@ -284,7 +284,6 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
         "risk_at_coverage": {
             f"{c:g}": confidence.risk_at_coverage(labels, p, c) for c in COVERAGES
         },
-        "coverage_at_risk": {f"{r:g}": confidence.coverage_at_risk(labels, p, r) for r in RISKS},
         "curve": {"coverage": coverage[shown].tolist(), "risk": risk[shown].tolist()},
     }
 
@@ -292,22 +291,23 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
 def _calibration(
     judged: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
 ) -> dict[str, Any]:
-    scores = {
-        state: {
-            "ece": confidence.ece(judged.labels, values),
-            "brier": confidence.brier(judged.labels, values),
-            "nll": confidence.nll(judged.labels, values),
-            "reliability": [asdict(row) for row in confidence.bins(judged.labels, values)],
-        }
-        for state, values in {"before": judged.probabilities(), "after": p}.items()
-    }
-    rows = [confidence.nll_rows(judged.labels, values) for values in (judged.probabilities(), p)]
-    question = calibration.questions[0]
+    labels, question = judged.labels, calibration.questions[0]
+    states = {"before": judged.probabilities(), "after": p}
+    rows = {state: confidence.nll_rows(labels, values) for state, values in states.items()}
     about = {
         "temperature": question.temperature,
         "applied": question.applied,
         "images": calibration.cases,
-        "change": mean_with_error(rows[1] - rows[0], judged.groups),
+        "change": mean_with_error(rows["after"] - rows["before"], judged.groups),
+    }
+    scores = {
+        state: {
+            "ece": confidence.ece(labels, values),
+            "brier": confidence.brier(labels, values),
+            "nll": float(rows[state].mean()),
+            "reliability": [asdict(row) for row in confidence.bins(labels, values)],
+        }
+        for state, values in states.items()
     }
     return {"text": calibration_text(about, question.reason), **about, **scores}
 

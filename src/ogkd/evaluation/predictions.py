@@ -78,18 +78,22 @@ class LabelledPredictions:
                 bar.advance()
         return np.array(known, dtype=bool)
 
-    def unused(self, classifier: Classifier) -> LabelledPredictions:
-        """A copy without the cases that the model learned from or was calibrated on."""
-        calibration = classifier.calibration
-        seen = classifier.card.seen | (calibration.seen if calibration else frozenset())
+    def without_copies(self, seen: Collection[str]) -> LabelledPredictions:
+        """A copy without the cases that have an image among `seen`."""
         used = self.copies_of(seen)
         if used.all() and len(used):
             raise DataError(
                 f"The model learned from or was calibrated on all of these {len(used)} images. "
-                "Evaluate others: another split, or other data.",
+                "Choose others: another split, or other data.",
                 argument="split",
             )
         return self.without(used)
+
+    def unused(self, classifier: Classifier) -> LabelledPredictions:
+        """A copy without the cases that the model learned from or was calibrated on."""
+        calibration = classifier.calibration
+        seen = calibration.seen if calibration else frozenset()
+        return self.without_copies(classifier.card.seen | seen)
 
     def without(self, left_out: NDArray[np.bool_]) -> LabelledPredictions:
         """A copy without the marked cases."""
