@@ -83,10 +83,6 @@ def evaluate(
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model learned from or was calibrated on.")
     ] = False,
-    prevalence: Annotated[
-        float | None,
-        Option(help="Also give predictive values where this share of images has a finding."),
-    ] = None,
     as_json: opt.JsonOption = False,
     out: Annotated[
         Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
@@ -128,7 +124,7 @@ def evaluate(
             f"Left out {pluralize(judged.left_out, judged.unit)} that the model learned from or "
             f"was calibrated on; {len(judged.labels)} remain."
         )
-    result = evaluate_predictions(judged, classifier, resamples=resamples, prevalence=prevalence)
+    result = evaluate_predictions(judged, classifier, resamples=resamples)
     if out is not None:
         write_json(out, result)
     if csv_file is not None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ogkd.evaluation.names import AREAS, METRICS
+from ogkd.evaluation.names import METRICS
 from ogkd.evaluation.sections import (
     Chart,
     Dot,
@@ -91,8 +91,8 @@ def _certainty(result: Values) -> str:
 
 
 def metrics(result: Values) -> Section:
-    values = result | result["selective"]
-    listed = [metric for metric in (*METRICS.values(), *AREAS[1:]) if metric.name in values]
+    values = {**result, "aurc": result["selective"]["aurc"]}
+    listed = [metric for metric in METRICS.values() if metric.name in values]
     table = Table(
         ("metric", "value", "95 % interval"),
         tuple(metric_row(metric, values) for metric in listed),

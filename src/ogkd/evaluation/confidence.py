@@ -7,7 +7,6 @@ value that depends on order is the expectation over all orders: the input order 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,45 +15,44 @@ BINS = 15
 _TINY = 1e-12  # a true class of probability 0 would make the mean infinite
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Images whose top probability lies in (low, high]; the means are None if there are none."""
-
-    low: float
-    high: float
-    images: int
-    confidence: float | None  # mean top probability
-    accuracy: float | None
-
-
 def bin_numbers(confidence: NDArray[np.float64], count: int = BINS) -> NDArray[np.int64]:
     """The equal-width bin of each top probability, from 0; bins are closed above."""
     # 1e-9: as a binary fraction 0.6 lies slightly off 9/15, but belongs to one bin.
     return np.clip(np.ceil(confidence * count - 1e-9).astype(np.int64) - 1, 0, count - 1)
 
 
-def bins(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> list[Bin]:
-    """The reliability diagram: confidence and accuracy of each bin of top probability."""
+def bins(
+    labels: ArrayLike, probabilities: ArrayLike, count: int = BINS
+) -> list[dict[str, float | None]]:
+    """The reliability diagram: images whose top probability lies in (low, high], bin by bin.
+
+    `confidence` is their mean top probability and `accuracy` their share of right answers, both
+    None in an empty bin.
+    """
     truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     top, correct = p.max(axis=1), p.argmax(axis=1) == truth
     bin_of = bin_numbers(top, count)
-    rows = []
+    rows: list[dict[str, float | None]] = []
     for number in range(count):
         inside = bin_of == number
-        images = int(inside.sum())
-        means = (
-            (float(top[inside].mean()), float(correct[inside].mean())) if images else (None, None)
+        rows.append(
+            {
+                "low": number / count,
+                "high": (number + 1) / count,
+                "images": int(inside.sum()),
+                "confidence": float(top[inside].mean()) if inside.any() else None,
+                "accuracy": float(correct[inside].mean()) if inside.any() else None,
+            }
         )
-        rows.append(Bin(number / count, (number + 1) / count, images, *means))
     return rows
 
 
 def ece(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """Expected calibration error: mean |accuracy - confidence| over bins, weighted by images."""
-    rows = [row for row in bins(labels, probabilities) if row.images]
-    total = sum(row.images for row in rows)
-    gaps = [row.images * abs((row.accuracy or 0.0) - (row.confidence or 0.0)) for row in rows]
-    return sum(gaps) / total
+    truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    top, correct = p.max(axis=1), p.argmax(axis=1) == truth
+    gaps = np.bincount(bin_numbers(top), weights=correct - top, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(truth))
 
 
 def brier_rows(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
@@ -96,26 +94,6 @@ def aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
     0.25
     """
     return float(risk_coverage(labels, probabilities)[1].mean())
-
-
-def e_aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """AURC in excess of the best ranking of the same errors, all of them last; 0 is ideal."""
-    errors = _errors(labels, probabilities)
-    kept = np.arange(1, len(errors) + 1)
-    best = np.maximum(0, kept - (len(errors) - errors[-1])) / kept
-    return float((errors / kept - best).mean())
-
-
-def augrc(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """Area under the generalised risk-coverage curve: undetected errors, averaged over k.
-
-    The generalised risk is the share of all images that are kept and wrong; the area is by
-    trapezoids from (0, 0). It equals (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 with accuracy a and
-    the AUROC of confidence separating correct from wrong (Traub et al., NeurIPS 2024).
-    """
-    errors = _errors(labels, probabilities)
-    n = len(errors)
-    return float((errors.sum() - errors[-1] / 2) / n**2)
 
 
 def risk_at_coverage(labels: ArrayLike, probabilities: ArrayLike, coverage: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,13 @@ def evaluate(
     resamples: int = 1000,
     seed: int = 0,
     leave_out_used: bool = False,
-    prevalence: float | None = None,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
     `graded` says whether the classes are grades in order (None: look them up in the catalogue,
     which has its own order of grades). `leave_out_used` leaves out the images that the model
     learned from or was calibrated on. `verdict` of the result says in words what it means, and
-    `sections` everything else. `prevalence` adds the predictive values where this share of images
-    has a finding.
+    `sections` everything else.
     """
     judged = predict_labelled(classifier, data, split=split)
     return evaluate_predictions(
@@ -97,7 +94,6 @@ def evaluate(
         graded=graded,
         resamples=resamples,
         seed=seed,
-        prevalence=prevalence,
     )
 
 
@@ -109,7 +105,6 @@ def evaluate_predictions(
     graded: bool | None = None,
     resamples: int = 1000,
     seed: int = 0,
-    prevalence: float | None = None,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
@@ -142,7 +137,6 @@ def evaluate_predictions(
         graded=graded,
         resamples=resamples,
         seed=seed,
-        prevalence=prevalence,
     )
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
@@ -181,10 +175,8 @@ def evaluate_classes(
     graded: bool | None,
     resamples: int,
     seed: int,
-    prevalence: float | None,
 ) -> dict[str, Any]:
     """What is measured where each case has one class."""
-    prevalences = _prevalences(prevalence, judged)
     grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
     labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
     metrics = class_metrics(judged, p, graded=grades, resamples=resamples, seed=seed)
@@ -200,9 +192,9 @@ def evaluate_classes(
         },
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
-        "screening": _screening(judged, p, metrics, prevalences),
+        "screening": _screening(judged, p, metrics),
         "selective": _selective(labels, p),
-        "reliability": [asdict(row) for row in confidence.bins(labels, p)],
+        "reliability": confidence.bins(labels, p),
         "calibration": calibration and _calibration(judged, p, calibration),
         "sets": _sets(judged, p, calibration, classifier),
         "abstain": calibration and _abstain(labels, p, calibration),
@@ -213,22 +205,6 @@ def evaluate_classes(
     support = classifier.card.support_counts if classifier else ()
     conclusion = class_verdict(result, accuracy=accuracy, balanced=balanced, support=support)
     return {"verdict": conclusion, **result}
-
-
-def _prevalences(given: float | None, judged: LabelledPredictions) -> list[float]:
-    """The prevalences of findings that results are given for, with the one that is asked for."""
-    if given is None:
-        return list(PREVALENCES)
-    if not 0 < given < 1:
-        raise ConfigError(
-            f"prevalence must lie between 0 and 1, but is {given:g}.", argument="prevalence"
-        )
-    if not judged.normal:
-        raise ConfigError(
-            f"prevalence is {given:g}, but no class of the data means that nothing was found.",
-            argument="prevalence",
-        )
-    return sorted({*PREVALENCES, given})
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
@@ -248,7 +224,6 @@ def _screening(
     judged: LabelledPredictions,
     p: NDArray[np.float32],
     metrics: BootstrappedMetrics,
-    prevalences: Sequence[float],
 ) -> dict[str, Any] | None:
     if not judged.normal:
         return None
@@ -269,7 +244,7 @@ def _screening(
                     intervals=metrics.interval("screening/sensitivity") is not None,
                 ),
             }
-            for prevalence in prevalences
+            for prevalence in PREVALENCES
         ],
     }
 
@@ -279,8 +254,6 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
     shown = np.unique(np.linspace(0, len(labels) - 1, _POINTS).round().astype(int))
     return {
         "aurc": confidence.aurc(labels, p),
-        "e_aurc": confidence.e_aurc(labels, p),
-        "augrc": confidence.augrc(labels, p),
         "risk_at_coverage": {
             f"{c:g}": confidence.risk_at_coverage(labels, p, c) for c in COVERAGES
         },
@@ -305,7 +278,7 @@ def _calibration(
             "ece": confidence.ece(labels, values),
             "brier": confidence.brier(labels, values),
             "nll": float(rows[state].mean()),
-            "reliability": [asdict(row) for row in confidence.bins(labels, values)],
+            "reliability": confidence.bins(labels, values),
         }
         for state, values in states.items()
     }

@@ -64,17 +64,16 @@ def evaluate_findings(
     calibration: Calibration | None,
     classifier: Classifier | None,
     *,
+    graded: bool | None,
     resamples: int,
     seed: int,
-    **others: Any,
 ) -> dict[str, Any]:
     """AUROC and average precision with intervals, answers, prevalence, and what they mean.
 
     `yes` and `no` are answered by the calibration's limits, without one from 50 % on.
     """
-    for argument in ("graded", "prevalence"):
-        if others.get(argument) not in (None, False):
-            raise ConfigError(f"{argument} has no meaning for findings.", argument=argument)
+    if graded:
+        raise ConfigError("graded has no meaning for findings.", argument="graded")
     p, labels, names = judged.probabilities(calibration), judged.labels, judged.class_names
     units = resampling_units(len(p), judged.groups)
     metrics = BootstrappedMetrics(

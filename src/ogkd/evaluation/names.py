@@ -56,7 +56,6 @@ _BRIER = "squared distance between the probabilities and the truth, from 0 to 2"
 _NLL = "penalises confident errors most"
 _FALSE = "share of normal images that are classified as a disease"
 _SENSITIVE = "share of diseased images that are classified as any disease"
-_EXCESS = "how much of the AURC a perfect ranking by confidence would save"
 
 _ALL = [
     Metric("accuracy", "accuracy", "share of images that are classified correctly"),
@@ -73,13 +72,6 @@ _ALL = [
 ]
 METRICS = {metric.name: metric for metric in _ALL}
 """The metrics of a whole result, which every benchmark run stores."""
-
-AREAS = (
-    METRICS["aurc"],
-    _lower("e_aurc", "excess AURC", _EXCESS, "E-AURC"),
-    _lower("augrc", "AUGRC", "mean share of all images that are kept and wrong"),
-)
-"""The areas under the risk-coverage curve, of which `evaluate` adds two to AURC."""
 
 
 def metric_named(name: str) -> Metric:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import PureWindowsPath
 
 import numpy as np
@@ -25,6 +24,7 @@ from ogkd.prompts.bank import template_bank
 
 _SIZES = 4  # sizes that are listed
 _ALPHA = 4.0  # of the class graph, for methods without an alpha
+_NOT_SHOWN = {"support_images", "support_pixels", "unlabelled_images", "metrics"}
 
 
 def graph_section(classifier: Classifier) -> Section:
@@ -91,54 +91,33 @@ def data_section(
     return Section("The data", tuple(text), Table(head, tuple(rows)), key="data", short="Data")
 
 
-def making_sections(
+def making_section(
     classifier: Classifier, predictions: LabelledPredictions, command: str, *, show_names: bool
-) -> Iterator[Section]:
-    """How the model was made, and what shows whether two reports are about the same."""
+) -> Section:
+    """The model card, what else the numbers depend on, and the command line."""
     card = classifier.card
-    used, fitted = classifier.backbone.engine, card.backbone.engine
-    model = {
-        "Method": card.method + (f", preset {card.preset}" if card.preset else ""),
-        "Backbone": f"{card.backbone.name if show_names else card.backbone.short_name} (frozen)",
-        "Encoder engine": used if used == fitted else f"{used} (fitted with {fitted})",
-        classifier.task.plural.capitalize(): ", ".join(card.class_names),
-        "Classes without a finding": ", ".join(card.normal),
-        "Images learned from": str(card.images),
-        "Seed": str(card.seed),
-        "What makes a case": card.cases.get("by") or "",
-        "Slices of volumes": card.cases.get("slices") or card.cases.get("slice") or "",
-    }
-    if calibration := classifier.calibration:
-        temperatures = ", ".join(f"{each.temperature:.3f}" for each in calibration.questions)
-        model["Calibration"] = f"temperature {temperatures}, from {calibration.cases} images"
-    yield _pairs("How the model was made", model, key="making", short="Settings")
-    settings = flatten(card.config)
-    yield _pairs("Method settings", {key: json.dumps(value) for key, value in settings})
-    made = {name: card.versions.get(name, "unknown") for name in versions()}
-    yield _pairs(
-        "Versions",
-        {
-            name: now if made[name] in (now, "unknown") else f"{now} (fit: {made[name]})"
-            for name, now in versions().items()
-        },
-    )
     seen = json.dumps(sorted(zip(predictions.keys, predictions.labels.tolist(), strict=True)))
-    digests = {
-        "Model weights": classifier.weights_sha256,
-        "Backbone": card.backbone.digest,
-        "Images learned from": card.data_sha256,
-        "Evaluated images, with labels": hashlib.sha256(seen.encode()).hexdigest(),
-        "Prompts": " ".join(filter(None, (card.prompts, card.prompts_sha256))),
+    name = card.backbone.name if show_names else card.backbone.short_name
+    facts = {
+        "evaluated images, with labels": hashlib.sha256(seen.encode()).hexdigest(),
+        "evaluated with": {"engine": classifier.backbone.engine, **versions()},
+        **card.model_dump(mode="json", exclude=_NOT_SHOWN),
+        "weights_sha256": classifier.weights_sha256,
     }
-    yield _pairs("Fingerprints (SHA-256)", digests)
-    if command:
-        words = command if show_names else plain_command(command)
-        yield Section("Command line", (words,))
-
-
-def _pairs(title: str, facts: dict[str, str], *, key: str = "", short: str = "") -> Section:
-    rows = tuple((name, value) for name, value in facts.items() if value)
-    return Section(title, (), Table((), rows), key=key, short=short)
+    facts["backbone"]["name"] = name
+    if calibration := classifier.calibration:
+        facts["calibration"] = {
+            "temperatures": [round(each.temperature, 3) for each in calibration.questions],
+            "cases": calibration.cases,
+        }
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in flatten(facts)
+        if value not in (None, "", {}, [])
+    ]
+    text = (command if show_names else plain_command(command),) if command else ()
+    table = Table((), tuple(rows))
+    return Section("How the model was made", text, table, key="making", short="Settings")
 
 
 def plain_command(command: str) -> str:

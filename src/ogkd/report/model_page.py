@@ -101,12 +101,11 @@ def write_report(
     subject = Subject(classifier, predictions, result, show_names, images)
     card = classifier.card
     galleries = _GALLERIES[predictions.task.kind](subject)
-    made = facts.making_sections(classifier, predictions, command, show_names=show_names)
     sections = [
         *result.sections,
         *galleries,
         facts.data_section(dataset, card, predictions, audit),
-        *made,
+        facts.making_section(classifier, predictions, command, show_names=show_names),
         Section("Caution", (f"{CAUTION} {_CAUTION}",), key="caution"),
     ]
     warnings = list(result["warnings"])
