@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest, t
 
 from ogkd.evaluation.metrics import (
-    BootstrappedMetrics,
+    class_metrics,
     effective_counts,
     exact_interval,
     interval,
@@ -19,9 +19,7 @@ from world import predictions
 
 def columns(labels, p, groups=None, **how):
     options = {"graded": False, "resamples": 400, "seed": 0} | how
-    return BootstrappedMetrics(
-        predictions(labels, p, groups=groups), p.astype(np.float32), **options
-    )
+    return class_metrics(predictions(labels, p, groups=groups), p.astype(np.float32), **options)
 
 
 def table(unit, resamples):
@@ -95,22 +93,6 @@ def test_exact_intervals_are_those_of_scipy(part, whole):
     assert exact_interval(0, 0) is None
 
 
-def test_a_share_has_the_exact_interval_however_few_images():
-    p = np.eye(2)[[0] * 8 + [1] * 2]
-    assert columns([0] * 10, p).interval("accuracy") == pytest.approx(exact_interval(8, 10))
-
-
-def test_images_of_few_patients_count_for_few():
-    right = np.repeat([True, False, True, True], 25)
-    alike = effective_counts(right, np.repeat(np.arange(4), 25))
-    assert alike[1] < 4  # as many patients, whose number makes the spread uncertain too
-    assert alike[0] / alike[1] == pytest.approx(0.75)
-    mixed = effective_counts(np.tile([True, True, False], 100), np.arange(300) // 3)
-    assert mixed == (200, 300)  # every patient is the same: no image counts for more than one
-    assert effective_counts(np.ones(9, bool), np.zeros(9, int)) == (1, 1)
-    assert effective_counts(np.array([True, False]), np.zeros(2, int)) == (0.5, 1)
-
-
 @pytest.mark.parametrize("size", [1, 5])
 def test_the_interval_of_balanced_accuracy_holds_as_often_as_stated(size):
     rng = np.random.default_rng(3)
@@ -161,6 +143,18 @@ def test_effective_images_are_those_of_korn_and_graubard():
     assert whole == pytest.approx(rate * (1 - rate) / variance * few)
     assert part == pytest.approx(rate * whole)
     assert whole < 12
+
+
+@pytest.mark.parametrize(
+    ("hits", "patients", "expected"),
+    [
+        (np.tile([True, True, False], 100), np.arange(300) // 3, (200, 300)),  # every one is alike
+        (np.ones(9, bool), np.zeros(9, int), (1, 1)),
+        (np.array([True, False]), np.zeros(2, int), (0.5, 1)),
+    ],
+)
+def test_effective_images_of_extreme_patients(hits, patients, expected):
+    assert effective_counts(hits, patients) == expected
 
 
 def test_the_error_of_a_mean_counts_patients():
