@@ -215,8 +215,6 @@ def test_the_model_in_python(model, films):
     assert library.evaluate(found, films, resamples=0)["calibrated"]
     with pytest.raises(ConfigError):
         library.evaluate(found, films, graded=True)
-    with pytest.raises(DataError):
-        library.show_results(found, films)
 
 
 def test_scikit_learn_gives_a_list_of_two_columns(films, clip):

@@ -200,9 +200,8 @@ def calibrate(
     )
     path = inputs.model / CALIBRATION
     calibration.write(path)
-    for line in text_lines([calibration_section(classifier, calibration)]):
-        typer.echo(line)
-    typer.echo(f"Wrote {path}")
+    lines = text_lines([calibration_section(classifier, calibration)])
+    typer.echo("\n".join([*lines, f"Wrote {path}"]).lstrip())
 
 
 def _write_rows(
