@@ -77,7 +77,6 @@ def evaluate(
     split: str = "test",
     graded: bool | None = None,
     resamples: int = 1000,
-    seed: int = 0,
     leave_out_used: bool = False,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
@@ -93,7 +92,6 @@ def evaluate(
         classifier,
         graded=graded,
         resamples=resamples,
-        seed=seed,
     )
 
 
@@ -104,7 +102,6 @@ def evaluate_predictions(
     calibration: Calibration | None = None,
     graded: bool | None = None,
     resamples: int = 1000,
-    seed: int = 0,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
@@ -136,7 +133,6 @@ def evaluate_predictions(
         classifier,
         graded=graded,
         resamples=resamples,
-        seed=seed,
     )
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
@@ -174,12 +170,11 @@ def evaluate_classes(
     *,
     graded: bool | None,
     resamples: int,
-    seed: int,
 ) -> dict[str, Any]:
     """What is measured where each case has one class."""
     grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
     labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
-    metrics = class_metrics(judged, p, graded=grades, resamples=resamples, seed=seed)
+    metrics = class_metrics(judged, p, graded=grades, resamples=resamples)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
     result = {

@@ -66,7 +66,6 @@ def evaluate_findings(
     *,
     graded: bool | None,
     resamples: int,
-    seed: int,
 ) -> dict[str, Any]:
     """AUROC and average precision with intervals, answers, prevalence, and what they mean.
 
@@ -77,7 +76,7 @@ def evaluate_findings(
     p, labels, names = judged.probabilities(calibration), judged.labels, judged.class_names
     units = resampling_units(len(p), judged.groups)
     metrics = BootstrappedMetrics(
-        lambda weights: areas(labels, p, weights), units, resamples=resamples, seed=seed
+        lambda weights: areas(labels, p, weights), units, resamples=resamples
     )
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:

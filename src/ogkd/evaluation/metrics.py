@@ -217,14 +217,13 @@ class BootstrappedMetrics:
         units: NDArray[np.int64],
         *,
         resamples: int,
-        seed: int,
         width: int = 1,
         shares: Mapping[str, tuple[Mask, Mask]] | None = None,
     ) -> None:
         self._units = units
         self._shares = shares or {}
         self._values = measure(np.ones((1, len(units))))
-        blocks = resample_weights(units, resamples=resamples, seed=seed, width=width)
+        blocks = resample_weights(units, resamples=resamples, width=width)
         tables = [measure(weights) for weights in blocks]
         self._resampled = {
             key: np.concatenate([table[key] for table in tables]) for key in self._values if tables
@@ -277,14 +276,14 @@ def resampling_units(count: int, groups: Sequence[str | None] | None = None) -> 
 
 
 def resample_weights(
-    units: NDArray[np.int64], *, resamples: int, seed: int, width: int = 1
+    units: NDArray[np.int64], *, resamples: int, width: int = 1
 ) -> Iterator[Array]:
     """How often each image occurs in each resample: blocks [r, N], `resamples` rows in total.
 
     As many units are drawn, with replacement, as there are. `width` is the number of values that
     the caller computes for each row, if that is larger than N.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     count = int(units.max()) + 1
     rows = max(16, _CELLS // max(len(units), width))  # fewer, larger blocks: each sorts all images
     for start in range(0, resamples, rows):
@@ -387,14 +386,12 @@ def class_metrics(
     *,
     graded: bool | Sequence[int],
     resamples: int,
-    seed: int,
 ) -> BootstrappedMetrics:
     """The metrics of classes; of single ones named "class/...", of screening "screening/..."."""
     return BootstrappedMetrics(
         lambda weights: _metrics(judged, p, weights, graded=graded),
         resampling_units(len(p), judged.groups),
         resamples=resamples,
-        seed=seed,
         width=len(judged.class_names) ** 2,
         shares=_shares(judged, p),
     )
