@@ -63,25 +63,13 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
     assert said in page.read_text()
 
 
-def test_images_used_for_fitting_are_refused_and_may_be_left_out(
-    ogkd, refused, model, data, others
-):
-    assert "all of these 9 images" in refused("calibrate", model, data, "--split", "train")
-    table = others / "t.csv"
-    rows = [f"{path},{path.parent.name.replace('_', ' ')}" for path in others.rglob("val/*/*.png")]
-    rows += [f"{path},{path.parent.name.replace('_', ' ')}" for path in data.rglob("train/*/*.png")]
-    table.write_text("path,label\n" + "\n".join(rows) + "\n")
-    assert "learned from 9 of the 33 images" in refused("calibrate", model, table)
-    assert not (model / "calibration.json").exists()
-    assert ogkd("calibrate", model, table, "--leave-out-used").code == 0
-    assert library.load(model).calibration.cases == 24
-
-
 def test_what_cannot_work_is_refused_and_writes_nothing(refused, model, data, others, tmp_path):
     assert "Too few images to calibrate on: 6" in refused(
         "calibrate", model, data, "--split", "test"
     )
     assert "no split 'val'" in refused("calibrate", model, data)
+    assert "option --split" in refused("calibrate", model, data, "--split", "train")
+    assert not (model / "calibration.json").exists()
     assert "not a model folder" in refused("calibrate", others, others)
     write_dataset(tmp_path / "d", ["benign tumor", "stone"], {"val": 8})
     assert "does not know: stone" in refused("calibrate", model, tmp_path / "d")
