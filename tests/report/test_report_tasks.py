@@ -13,8 +13,8 @@ from ogkd.report import write_report
 from tiny_data import write_exams
 
 SECTIONS = {
-    False: {"summary", "metrics", "confusion", "errors", "data", "making", "caution"},
-    True: {"findings", "answers", "data", "making", "caution"},
+    False: {"summary", "metrics", "confusion", "errors", "data", "making"},
+    True: {"findings", "answers", "data", "making"},
 }
 
 

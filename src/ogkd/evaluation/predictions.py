@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from ogkd.data.case import Case, Dataset, require_files
 from ogkd.data.fetch import resolve_data
 from ogkd.data.task import Task
 from ogkd.errors import DataError
-from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import FeatureStore, stored_batches, without_blank
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
@@ -133,8 +132,10 @@ def predict_labelled(
             "The data has no splits, so all of its images are used. If the model learned from some "
             "of them, the results look better than they are."
         )
+    # Of the model's task; labels of single images are not needed.
     pairs = zip(chosen.cases, targets, strict=True)
-    chosen = replace(chosen, task=task, cases=tuple(_relabelled(c, t) for c, t in pairs))
+    relabelled = tuple(replace(case, target=t, image_targets=None) for case, t in pairs)
+    chosen = replace(chosen, task=task, cases=relabelled)
     cases = list(grouping.apply(chosen).cases)
     require_files(cases)
     store = FeatureStore(classifier.backbone)
@@ -142,8 +143,9 @@ def predict_labelled(
         cases, note = without_blank(store, cases)
         warnings += [note] if note else []
     decisions = []
+    encode = partial(stored_batches, store, deep=classifier.deep)
     with progress_bar("Predicting", len(cases)) as bar:
-        for decision in Decider(classifier).decide(cases, _from(store, deep=classifier.deep)):
+        for decision in Decider(classifier).decide(cases, encode):
             decisions.append(replace(decision, image_logits=None, weights=None))
             bar.advance()
     foreign = Counter(decision.out_of_domain for decision in decisions)[True]
@@ -157,30 +159,15 @@ def predict_labelled(
         features=_stacked([decision.features for decision in decisions]),
         images=[decision.deciding[0].image for decision in decisions],
         decisions=decisions,
-        warnings=tuple(warnings),
         unit=grouping.unit,
     )
-    pooled = int(predictions.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
-    if not pooled:
-        return predictions
-    seen = (
-        f"{pooled} of these {len(cases)} images were among the unlabelled images of the fit: "
-        "performance on new images may be slightly lower."
-    )
-    return replace(predictions, warnings=(*predictions.warnings, seen))
-
-
-def _relabelled(case: Case, target: Any) -> Case:
-    """The case with a target of the model's task; labels of single images are not needed."""
-    return replace(case, target=target, image_targets=None)
+    if pooled := int(predictions.copies_of(frozenset(classifier.card.unlabelled_images)).sum()):
+        warnings.append(
+            f"{pooled} of these {len(cases)} images were among the unlabelled images of the fit: "
+            "performance on new images may be slightly lower."
+        )
+    return replace(predictions, warnings=tuple(warnings))
 
 
 def _stacked(rows: list[NDArray[np.float32] | None]) -> NDArray[np.float32]:
     return np.stack([row for row in rows if row is not None])
-
-
-def _from(store: FeatureStore, *, deep: bool) -> Any:
-    def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return stored_batches(store, images, deep=deep)
-
-    return encode

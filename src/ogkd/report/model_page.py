@@ -106,7 +106,6 @@ def write_report(
         *galleries,
         facts.data_section(dataset, card, predictions, audit),
         facts.making_section(classifier, predictions, command, show_names=show_names),
-        Section("Caution", (f"{CAUTION} {_CAUTION}",), key="caution"),
     ]
     warnings = list(result["warnings"])
     if audit is not None and (errors := audit.count("error")):
@@ -116,7 +115,7 @@ def write_report(
         "report.html",
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
-        caution=CAUTION,
+        caution=f"{CAUTION} {_CAUTION}",
         made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
         warnings=warnings,
         verdict=result["verdict"],
