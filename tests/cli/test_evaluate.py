@@ -12,7 +12,7 @@ def test_json_is_what_the_library_says(ogkd, fitted, data, tmp_path):
     out = tmp_path / "new" / "r.json"
     outcome = ogkd("evaluate", fitted, data, "--json", "--out", out, "--resamples", 50)
     expected = library.evaluate(library.load(fitted), data, resamples=50)
-    warnings = "".join(f"Warning: {warning}\n" for warning in expected["warnings"])
+    warnings = "".join(f"WARNING: {warning}\n" for warning in expected["warnings"])
     assert (outcome.code, outcome.err) == (0, warnings)
     assert json.loads(outcome.out) == json.loads(out.read_text()) == expected
     assert {"images", "accuracy", "macro_f1", "per_class"} < set(expected)

@@ -145,7 +145,7 @@ def evaluate(
             result=result,
         )
     for warning in result["warnings"]:
-        say(f"Warning: {warning}")
+        say(f"WARNING: {warning}")
     if as_json:
         print_json(result, ascii=True)
         return

@@ -433,7 +433,7 @@ def _summary(out: Path) -> Iterator[str]:
     result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     yield ""
     yield result["verdict"]["text"]
-    yield from (f"Warning: {warning}" for warning in result["warnings"])
+    yield from (f"WARNING: {warning}" for warning in result["warnings"])
     yield f"\nEverything is in {out}:"
     yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
     yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
