@@ -6,13 +6,12 @@ Fit a classifier on a folder of labelled images, use it, and measure how good it
     >>> model = ogkd.fit("my_images/", shots=16)  # doctest: +SKIP
     >>> model.predict(["new.png"])  # doctest: +SKIP
     >>> ogkd.evaluate(model, "my_images/")  # doctest: +SKIP
-    >>> ogkd.show_results(model, "my_images/", worst=True)  # doctest: +SKIP
     >>> ogkd.report(model, "my_images/", "report.html")  # doctest: +SKIP
     >>> model.save("my_model"); model = ogkd.load("my_model")  # doctest: +SKIP
 
 fit, load, OGKDClassifier        a classifier from images, from a folder, as scikit-learn has one
 zero_shot                        a classifier from class names alone
-evaluate, show_results, report   metrics on labelled images; images with answers; an HTML page
+evaluate, report                 metrics on labelled images; an HTML page about them
 calibrate, Policy                temperature and sets; which promise a decision has to keep
 explain, evidence, draw          which parts of an image support a class
 read_dataset, read_image         labelled images as a table; any image as an array
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
     from ogkd.model.policy import Policy
-    from ogkd.report import report, show_results
+    from ogkd.report import report
 
     __version__: str
 
@@ -83,7 +82,6 @@ __all__ = [
     "read_image",
     "register",
     "report",
-    "show_results",
     "teacher",
     "zero_shot",
 ]
@@ -103,7 +101,6 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.classifier": ("Classifier",),
     "ogkd.model.load": ("load",),
     "ogkd.model.policy": ("Policy",),
-    "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
     "ogkd.model.drawing": ("draw",),
 }

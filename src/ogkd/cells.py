@@ -26,10 +26,15 @@ def escape_path(path: object) -> str:
     return f"./{text}" if escape_formula(text) != text else text
 
 
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
+
+
 def text_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """The lines of a table in plain text; one that is too wide for the terminal continues below."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
-    limit = max(40, shutil.get_terminal_size((80, 24)).columns)
+    limit = terminal_width()
     names = [_shorten(row[0], limit // 3) for row in cells]
     first = max(map(len, names))
     columns = list(zip(*(row[1:] for row in cells), strict=True))

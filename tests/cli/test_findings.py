@@ -55,7 +55,8 @@ def calibrated(ogkd, model, films, tmp_path):
     place = shutil.copytree(model, tmp_path / "calibrated")
     outcome = ogkd("calibrate", place, films, "--sensitivity", 0.8)
     assert outcome.code == 0, outcome.err
-    assert "at most 20 % of the images with a finding are answered no" in outcome.out
+    words = " ".join(outcome.out.split())
+    assert "at most 20 % of the images with a finding are answered no" in words
     return place
 
 
@@ -215,8 +216,6 @@ def test_the_model_in_python(model, films):
     assert library.evaluate(found, films, resamples=0)["calibrated"]
     with pytest.raises(ConfigError):
         library.evaluate(found, films, graded=True)
-    with pytest.raises(DataError):
-        library.show_results(found, films)
 
 
 def test_scikit_learn_gives_a_list_of_two_columns(films, clip):

@@ -257,9 +257,9 @@ def test_enough_images_to_learn_from_fill_the_sets_without_a_calibration(
     said = refused("predict", model, data, "--coverage", 0.95)
     assert "at least 19 images of a class" in said
     assert "--coverage" in said
-    shown = ogkd("evaluate", model, data, "--all").out
-    assert "by class" in shown
-    assert "None with 95 %: too few images per class." in shown
+    shown = " ".join(ogkd("evaluate", model, data, "--all").out.split())
+    assert "sets by class" in shown
+    assert "No sets with a guarantee of 95 %: there are too few images per class." in shown
 
 
 def test_invalid_options_are_refused(refused, fitted, data, tmp_path):

@@ -248,7 +248,7 @@ def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
     outcome = ogkd("start", data, "--yes", "--backbone", "builtin", "--out", out)
     assert outcome.code == 0, outcome.err
     assert "Left out 7 images: 3 unreadable, 2 with more than one label, 2 repeated." in outcome.out
-    assert "Tested on very few images" in outcome.out
+    assert "WARNING: Few images of" in outcome.out
     assert "simple cyst (1)" in outcome.out
     left = rows_of(out / "left-out.csv")
     assert Counter(row["why"] for row in left) == LEFT_OUT

@@ -73,7 +73,7 @@ def test_the_tutorial_runs_and_shows_tables_and_images(outputs):
     assert shown(outputs["ogkd.explain(model, files[0])[0]"], "image/png")
     (said,) = (cell for line, cell in outputs.items() if line.startswith("print(f"))
     assert "95 % interval" in said[0].text
-    assert len(shown(said, "image/png")) == 1
+    assert "Its most frequent errors" in said[0].text
 
 
 @pytest.mark.slow

@@ -57,10 +57,8 @@ def test_images_that_were_used_for_fitting_are_refused(model, data):
         calibrate(model, plain)
     assert error.value.argument == "leave_out_used"
     assert calibrate(model, plain, leave_out_used=True).cases == 27
-
-
-def test_images_that_settings_were_searched_on_count_as_used(bert_backbone, data):
-    searched = fit(data, bert_backbone, method="linear-probe", shots=2)
+    # Settings were searched on validation images: they count as used.
+    searched = fit(data, model.backbone, method="linear-probe", shots=2)
     with pytest.raises(DataError, match="6 of the 24 images"):
         calibrate(searched, data)
 

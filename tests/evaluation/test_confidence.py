@@ -1,10 +1,25 @@
+"""Reliability, proper scores and selective prediction, against scikit-learn and plain counting."""
+
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.metrics import brier_score_loss, log_loss
 
-from ogkd.evaluation.confidence import bin_numbers, bins, brier, ece, nll, risk_at_coverage
+from ogkd.evaluation.confidence import (
+    aurc,
+    bin_numbers,
+    bins,
+    brier,
+    ece,
+    nll,
+    risk_at_coverage,
+    risk_coverage,
+)
 
 
 def draw(count=500, classes=4, seed=0):
@@ -34,11 +49,12 @@ def test_ece_is_the_gap_by_plain_counting():
 
 def test_bins_hold_every_image_once_and_are_closed_above():
     top = np.array([1 / 3, 0.6, 0.6 + 1e-6, 1.0])
-    found = bins([0] * 4, np.stack([top, 1 - top], 1))
-    assert sum(row.images for row in found) == 4
-    assert [row.high for row in found if row.images] == pytest.approx([0.6, 10 / 15, 1.0])
-    assert found[0].images == 0
-    assert found[0].accuracy is None
+    rows = bins([0] * 4, np.stack([top, 1 - top], 1))
+    assert sum(row["images"] for row in rows) == 4
+    assert [row["high"] for row in rows if row["images"]] == pytest.approx([0.6, 10 / 15, 1.0])
+    assert rows[0] == {
+        "low": 0, "high": 1 / 15, "images": 0, "confidence": None, "accuracy": None
+    }  # fmt: skip
 
 
 def test_honest_probabilities_have_almost_no_calibration_error():
@@ -58,21 +74,72 @@ def test_every_top_probability_has_its_bin_from_nothing_to_a_rounded_one():
     assert bin_numbers(top).tolist() == [0, 0, 0, 1, 8, 14, 14]
 
 
-def test_bins_follow_each_other_from_0_to_1():
-    found = bins([0], [[0.7, 0.3]], 4)
-    assert [(row.low, row.high) for row in found] == [
-        (0, 0.25),
-        (0.25, 0.5),
-        (0.5, 0.75),
-        (0.75, 1),
-    ]
-
-
-def test_the_calibration_error_of_confident_mistakes_is_their_confidence():
-    assert ece([1, 1], [[0.9, 0.1], [0.8, 0.2]]) == pytest.approx(0.85)
-
-
 def test_no_coverage_at_all_still_means_the_most_confident_image():
     p = [[0.9, 0.1], [0.6, 0.4]]
     assert risk_at_coverage([0, 1], p, 0.0) == 0
     assert risk_at_coverage([1, 0], p, 0.0) == 1
+
+
+MEASURES = [
+    aurc,
+    lambda y, p: risk_at_coverage(y, p, 0.6),
+    lambda y, p: risk_coverage(y, p)[1].tolist(),
+]
+
+
+def answers(top, right):
+    """Labels and probabilities of two classes with these confidences."""
+    top = np.asarray(top, dtype=float)
+    return np.where(right, 0, 1), np.stack([top, 1 - top], 1)
+
+
+cases = st.lists(st.tuples(st.sampled_from([0.55, 0.6, 0.7, 0.9]), st.booleans()), min_size=1)
+
+
+def by_all_orders(labels, p, measure):
+    """The mean over every order of the images that respects confidence."""
+    confidence, wrong = p.max(1), p.argmax(1) != labels
+    orders = [
+        list(order)
+        for order in itertools.permutations(range(len(labels)))
+        if all(confidence[a] >= confidence[b] for a, b in itertools.pairwise(order))
+    ]
+    return np.mean([measure(wrong[order]) for order in orders])
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases, st.randoms(use_true_random=False))
+def test_the_order_of_images_does_not_matter_at_all(rows, random):
+    shuffled = random.sample(rows, len(rows))
+    before, after = (answers(*zip(*some, strict=True)) for some in (rows, shuffled))
+    for measure in MEASURES:
+        assert measure(*before) == measure(*after)
+
+
+def test_ties_count_by_expectation():
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        labels, p = answers(rng.choice([0.6, 0.7, 0.9], 6), rng.random(6) < 0.5)
+
+        def area(wrong):
+            return np.mean([wrong[:k].mean() for k in range(1, 7)])
+
+        assert aurc(labels, p) == pytest.approx(by_all_orders(labels, p, area))
+        assert risk_at_coverage(labels, p, 0.5) == pytest.approx(
+            by_all_orders(labels, p, lambda wrong: wrong[:3].mean())
+        )
+
+
+def test_the_curve_ends_with_all_images_and_the_error_rate():
+    labels, p = answers([0.9, 0.8, 0.7, 0.6], [True, False, True, False])
+    coverage, risk = risk_coverage(labels, p)
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    np.testing.assert_allclose(risk, [0, 1 / 2, 1 / 3, 1 / 2])
+    assert aurc(labels, p) == pytest.approx(np.mean([0, 1 / 2, 1 / 3, 1 / 2]))
+    assert risk_at_coverage(labels, p, 0.7) == pytest.approx(1 / 3)  # three of four
+    assert risk_at_coverage(labels, p, 0.001) == 0.0  # at least one
+
+
+def test_no_image_is_refused():
+    with pytest.raises(ValueError, match="no image"):
+        aurc([], np.zeros((0, 2)))

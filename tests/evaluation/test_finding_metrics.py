@@ -9,7 +9,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from ogkd.data.tasks import Findings
 from ogkd.errors import ConfigError
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions
-from ogkd.evaluation.findings import areas, average_precision
+from ogkd.evaluation.findings import areas
+from ogkd.evaluation.metrics import average_precision
 from ogkd.model.calibration import Calibration
 from world import predictions
 
@@ -21,9 +22,8 @@ def test_average_precision_equals_scikit_learn_with_weights_and_ties(ties: bool)
     p = p.round(1) if ties else p
     weights = rng.integers(0, 3, (5, 60)).astype(float)
     assert average_precision(y, p) == pytest.approx(average_precision_score(y, p))
-    found = average_precision(y, p, weights)
     expected = [average_precision_score(y, p, sample_weight=row) for row in weights]
-    assert found == pytest.approx(expected)
+    assert average_precision(y, p, weights) == pytest.approx(expected)
 
 
 def test_average_precision_without_a_positive_is_undefined() -> None:
@@ -38,20 +38,20 @@ def test_unknown_answers_are_not_counted_and_averages_are_those_of_scikit_learn(
     p = (0.4 * y + rng.random(y.shape)).astype(np.float32)
     y[rng.random(y.shape) < 0.3] = -1
     y[:, 2][y[:, 2] == 1] = 0  # a finding that is never there has no area
-    found = areas(y, p, np.ones((1, 80)))
+    values = areas(y, p, np.ones((1, 80)))
     known = [y[:, f] >= 0 for f in range(3)]
     for f in (0, 1):
         rows = known[f]
-        assert found["auroc"][0, f] == pytest.approx(roc_auc_score(y[rows, f], p[rows, f]))
+        assert values["auroc"][0, f] == pytest.approx(roc_auc_score(y[rows, f], p[rows, f]))
         expected = average_precision_score(y[rows, f], p[rows, f])
-        assert found["average_precision"][0, f] == pytest.approx(expected)
-    assert np.isnan(found["auroc"][0, 2])
-    assert np.isnan(found["average_precision"][0, 2])
-    assert found["macro/auroc"][0] == pytest.approx(found["auroc"][0, :2].mean())
+        assert values["average_precision"][0, f] == pytest.approx(expected)
+    assert np.isnan(values["auroc"][0, 2])
+    assert np.isnan(values["average_precision"][0, 2])
+    assert values["macro/auroc"][0] == pytest.approx(values["auroc"][0, :2].mean())
     every = y >= 0
-    assert found["micro/auroc"][0] == pytest.approx(roc_auc_score(y[every], p[every]))
+    assert values["micro/auroc"][0] == pytest.approx(roc_auc_score(y[every], p[every]))
     expected = average_precision_score(y[every], p[every])
-    assert found["micro/average_precision"][0] == pytest.approx(expected)
+    assert values["micro/average_precision"][0] == pytest.approx(expected)
 
 
 TASK = Findings(("edema", "noise"))
@@ -81,7 +81,7 @@ def test_answers_are_counted_by_the_limits_of_the_calibration() -> None:
     calibration = Calibration.fit(
         TASK, held_out.logits, held_out.labels, held_out.keys, sensitivity=0.9
     )
-    result = evaluate_predictions(test, calibration, resamples=0)
+    result = evaluate_predictions(test, calibration=calibration, resamples=0)
     p = test.probabilities(calibration)
     limits = calibration.limits(TASK, sensitivity=0.9)
     assert all((limit > 0).all() for limit in limits)
@@ -115,8 +115,7 @@ def test_probabilities_after_calibration_are_better_where_findings_are_rarer_tha
     assert abs(after.mean() - 0.1) < 0.04
 
 
-@pytest.mark.parametrize("option", [{"graded": True}, {"prevalence": 0.1}])
-def test_options_of_classes_are_refused(option: dict[str, float]) -> None:
+def test_grades_are_refused() -> None:
     with pytest.raises(ConfigError) as error:
-        evaluate_predictions(judged(), **option)  # type: ignore[arg-type]
-    assert [error.value.argument] == list(option)
+        evaluate_predictions(judged(), graded=True)
+    assert error.value.argument == "graded"

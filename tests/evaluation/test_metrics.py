@@ -9,18 +9,25 @@ from sklearn.metrics import (
     balanced_accuracy_score,
     cohen_kappa_score,
     f1_score,
+    precision_recall_fscore_support,
     recall_score,
     roc_auc_score,
 )
+from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
-from ogkd.evaluation import summary_metrics
+from ogkd.data.tasks import OneOf
+from ogkd.evaluation import evaluate_predictions, summary_metrics
+from ogkd.evaluation.evaluate import PREVALENCES
 from ogkd.evaluation.metrics import (
     auroc,
     class_columns,
     confusion_matrix,
     mean_interval,
+    predictive_values,
+    screening_columns,
     summary_columns,
 )
+from world import predictions
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -29,47 +36,24 @@ def one_hot(said):
     return np.eye(len(NAMES))[said]
 
 
-def share(part, whole):
-    return part / whole if whole else 0.0
-
-
 answers = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=30)
 
 
 @settings(deadline=None)
 @given(answers)
-def test_metrics_agree_with_counting_by_hand(pairs):
-    truth, said = map(np.array, zip(*pairs, strict=True))
-    table = confusion_matrix(truth, said, len(NAMES))
-    columns = {key: np.nan_to_num(values) for key, values in class_columns(table).items()}
-    f1 = {}
-    for label in range(len(NAMES)):
-        hits = int(((truth == label) & (said == label)).sum())
-        precision = share(hits, int((said == label).sum()))
-        recall = share(hits, int((truth == label).sum()))
-        f1[label] = share(2 * precision * recall, precision + recall)
-        assert columns["precision"][label] == pytest.approx(precision)
-        assert columns["recall"][label] == pytest.approx(recall)
-        assert columns["f1"][label] == pytest.approx(f1[label])
-        assert table[label].sum() == int((truth == label).sum())
-    occurring = sorted({*truth.tolist(), *said.tolist()})
-    found = summary_metrics(truth, one_hot(said))
-    assert found["macro_f1"] == pytest.approx(np.mean([f1[label] for label in occurring]))
-    assert found["accuracy"] == pytest.approx((truth == said).mean())
-    assert table.sum() == len(pairs)
-
-
-def test_the_most_probable_class_is_what_is_said():
-    found = summary_metrics([1, 2], [[0.1, 0.6, 0.2, 0.1], [0.3, 0.1, 0.2, 0.4]])
-    assert found["accuracy"] == 0.5
-    columns = class_columns(confusion_matrix([1, 2], [1, 3], 4))
-    assert [columns[key][3] for key in ("precision", "f1")] == [0.0, 0.0]
-    assert np.isnan(columns["recall"][3])  # no image of the class
-
-
-def test_everything_is_plain_numbers_for_json():
-    found = summary_metrics(np.array([0, 1]), one_hot([0, 1]))
-    assert {type(value) for value in found.values()} == {float}
+def test_classes_that_never_occur_or_are_never_predicted_are_those_of_scikit_learn(pairs):
+    truth, predicted = map(np.array, zip(*pairs, strict=True))
+    table = confusion_matrix(truth, predicted, len(NAMES))
+    numbers = range(len(NAMES))
+    assert (table == sklearn_confusion_matrix(truth, predicted, labels=numbers)).all()
+    expected = precision_recall_fscore_support(truth, predicted, labels=numbers, zero_division=0)
+    columns = class_columns(table)
+    for key, values in zip(("precision", "recall", "f1"), expected, strict=False):
+        assert np.nan_to_num(columns[key]) == pytest.approx(values)
+    assert np.isnan(columns["recall"]).tolist() == [c not in truth for c in numbers]
+    summary = summary_metrics(truth, one_hot(predicted))
+    assert summary["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro"))
+    assert {type(value) for value in summary.values()} == {float}
 
 
 def draw(count, classes=4, seed=0):
@@ -148,3 +132,99 @@ def test_a_guess_is_rarely_called_better_than_guessing(counts):
     assert (above < chance).mean() <= 0.04
     for low, high, row in zip(below, above, hits, strict=True):
         assert low <= np.mean([hit / n for hit, n in row]) <= high
+
+
+ONE = np.ones((1, 200))
+
+
+def test_disease_against_normal_is_a_two_class_problem():
+    rng = np.random.default_rng(0)
+    labels, p = rng.integers(0, 4, 200), rng.dirichlet([1] * 4, 200)
+    columns = {key: value[0] for key, value in screening_columns(labels, p, (1, 3), ONE).items()}
+    ill = np.isin(labels, (0, 2))
+    flagged = np.isin(p.argmax(1), (0, 2))
+    assert columns["sensitivity"] == pytest.approx(recall_score(ill, flagged))
+    assert columns["specificity"] == pytest.approx(recall_score(~ill, ~flagged))
+    assert columns["auroc"] == pytest.approx(roc_auc_score(ill, p[:, 0] + p[:, 2]))
+
+
+def test_a_disease_called_another_disease_counts_as_detected():
+    p = np.eye(3)[[1, 2, 0]]
+    columns = screening_columns([2, 1, 0], p, (0,), np.ones((1, 3)))
+    assert columns["sensitivity"][0] == columns["specificity"][0] == 1.0
+
+
+def test_specificity_without_normal_images_is_undefined():
+    columns = screening_columns([1, 2], np.eye(3)[[1, 0]], (0,), np.ones((1, 2)))
+    assert columns["sensitivity"][0] == 0.5
+    assert np.isnan(columns["specificity"][0])
+    assert np.isnan(columns["auroc"][0])
+
+
+counted = st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0.001, 0.999), counted, counted)
+def test_predictive_values_are_bayes_rule(prevalence, ill, well):
+    values = predictive_values(prevalence, [ill, well], intervals=False)
+    se, sp = ill[0] / ill[1], well[0] / well[1]
+    flagged = prevalence * se + (1 - prevalence) * (1 - sp)
+    if se:
+        assert values["ppv"] == pytest.approx(prevalence * se / flagged)
+    if sp:
+        assert values["npv"] == pytest.approx(
+            (1 - prevalence) * sp / ((1 - prevalence) * sp + prevalence * (1 - se))
+        )
+    assert values["accuracy"] == pytest.approx(prevalence * se + (1 - prevalence) * sp)
+    assert values["intervals"] == {"ppv": None, "npv": None, "accuracy": None}
+
+
+@settings(max_examples=10, deadline=None)
+@given(counted, counted)
+def test_the_value_lies_in_its_interval_and_ppv_rises_with_prevalence(ill, well):
+    rows = [predictive_values(q, [ill, well]) for q in PREVALENCES]
+    for row in rows:
+        for key, ends in row["intervals"].items():
+            if row[key] is not None:
+                assert ends[0] - 1e-9 <= row[key] <= ends[1] + 1e-9
+    ppv = [row["ppv"] for row in rows if row["ppv"] is not None]
+    assert ppv == sorted(ppv)
+
+
+def test_intervals_contain_the_truth_as_often_as_they_say():
+    rng, truth, q = np.random.default_rng(0), (0.8, 0.9), 0.05
+    ppv = q * truth[0] / (q * truth[0] + (1 - q) * (1 - truth[1]))
+    inside = 0
+    for _ in range(60):
+        counts = [(int(rng.binomial(60, share)), 60) for share in truth]
+        low, high = predictive_values(q, counts)["intervals"]["ppv"]
+        inside += low <= ppv <= high
+    assert inside >= 0.9 * 60
+
+
+def judged(labels, p, normal=(0,)):
+    return predictions(labels, np.log(p), task=OneOf(("normal", "cyst", "tumor"), normal))
+
+
+def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
+    """The oracle repeats normal images until findings are as frequent as is asked for."""
+    rng = np.random.default_rng(3)
+    labels = np.repeat([0, 1, 2], [20, 10, 10])
+    p = 0.25 * np.eye(3)[labels] + 0.75 * rng.dirichlet([0.3] * 3, 40) + 1e-3
+    p /= p.sum(axis=1, keepdims=True)
+    rows = evaluate_predictions(judged(labels, p), resamples=2)["screening"]["at_prevalence"]
+    assert [row["prevalence"] for row in rows] == list(PREVALENCES)
+    times = np.array([4, 1, 1])[labels]
+    truth, flagged = np.repeat(labels, times) != 0, np.repeat(p.argmax(axis=1), times) != 0
+    assert rows[2]["ppv"] == pytest.approx(truth[flagged].mean())
+    assert rows[2]["npv"] == pytest.approx((~truth)[~flagged].mean())
+    assert rows[2]["accuracy"] == pytest.approx((truth == flagged).mean())
+    low, high = rows[2]["intervals"]["accuracy"]
+    assert low < rows[2]["accuracy"] < high
+
+
+def test_what_cannot_be_known_is_none():
+    p = np.eye(3)[[1, 2, 1]] + 0.01
+    values = evaluate_predictions(judged([1, 2, 2], p), resamples=2)
+    assert [row["ppv"] for row in values["screening"]["at_prevalence"]] == [None] * 4

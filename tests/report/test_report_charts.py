@@ -1,60 +1,96 @@
+"""Charts stay in their frame; text is readable on every colour."""
+
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogkd.report.charts import reliability_chart, risk_chart
+import ogkd.report
+from ogkd.evaluation.sections import Chart, Dot, Line
+from ogkd.report.page import DARKEST, Drawing
+
+STYLE = (Path(ogkd.report.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
 
 
-def points(line):
-    return [tuple(map(float, pair.split(","))) for pair in line[0].split()]
+def drawing(risks, dots=()):
+    x = tuple((np.arange(1, len(risks) + 1) / len(risks)).tolist())
+    line = Line("model", "this model", x, tuple(risks))
+    return Drawing(Chart("t", "kept", "errors", (line,), tuple(dots)))
 
 
-def curve(risks, overall):
-    coverage = np.arange(1, len(risks) + 1) / len(risks)
-    return risk_chart(coverage, risks, np.zeros(len(risks)), overall=overall, text="t")
+def points(drawn):
+    pairs = drawn.points(drawn.chart.lines[0]).split()
+    return [tuple(map(float, pair.split(","))) for pair in pairs]
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1))
-def test_nothing_is_drawn_outside_the_frame(risks, overall):
-    chart = curve(risks, overall)
-    for line in chart.lines:
-        for x, y in points(line):
-            assert chart.left <= x <= chart.right
-            assert chart.top <= y <= chart.bottom
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_nothing_is_drawn_outside_the_frame(risks):
+    drawn = drawing(risks)
+    for x, y in points(drawn):
+        assert drawn.left <= x <= drawn.right
+        assert drawn.top <= y <= drawn.bottom
 
 
 def test_a_rate_stands_at_its_own_tick():
-    chart = curve([0.0, 0.1, 0.3], 0.3)
-    ticks = {text: at for at, text in chart.y_ticks}
-    assert [y for _, y in points(chart.lines[-1])] == [ticks["0 %"], ticks["10 %"], ticks["30 %"]]
+    drawn = drawing([0.0, 0.1, 0.3])
+    ticks = {text: at for at, text in drawn.y_ticks}
+    assert [y for _, y in points(drawn)] == [ticks["0 %"], ticks["10 %"], ticks["30 %"]]
 
 
 @pytest.mark.parametrize("overall", [0.0, 0.04, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0])
 def test_ticks_are_round_and_reach_above_the_curve(overall):
-    chart = curve([overall], overall)
-    shares = [float(text.removesuffix(" %")) for _, text in chart.y_ticks]
+    shares = [float(text.removesuffix(" %")) for _, text in drawing([overall]).y_ticks]
     assert shares[-1] >= 100 * overall
     gaps = np.diff(shares)
     assert np.allclose(gaps, gaps[0])  # also fails where rounding hides a fraction
 
 
-def test_long_curves_are_thinned_but_keep_their_ends():
-    chart = curve(np.linspace(0, 0.3, 5000), 0.3)
-    drawn = points(chart.lines[-1])
-    assert len(drawn) <= 400
-    assert drawn[-1] == (chart.right, chart.top)
-    assert drawn[0][1] == chart.bottom
+def test_dots_stand_where_confidence_and_accuracy_meet():
+    first, second = Dot(0.5, 0.5, 0.25, ""), Dot(1.0, 0.2, 1.0, "")
+    drawn = drawing([1.0], (first, second))
+    assert drawn.y(first.y) == drawn.y(first.x)
+    assert drawn.x(second.x) == drawn.right
+    assert drawn.y(second.y) == {text: at for at, text in drawn.y_ticks}["20 %"]
+    assert drawn.radius(second) > drawn.radius(first)
 
 
-def test_dots_stand_where_certainty_and_truth_meet():
-    chart = reliability_chart([0.5, 1.0], [0.5, 0.25], [1, 4], text="t")
-    first, second = chart.dots
-    assert first.y == first.even  # as sure as right
-    assert second.x == chart.right
-    assert second.y == {text: at for at, text in chart.y_ticks}["25 %"]
-    assert second.even == chart.top
-    assert second.radius > first.radius
-    assert second.text == "4 images: 100 % confident, 25 % correct"
+def luminance(rgb):
+    parts = [value / 255 for value in rgb]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first, second):
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def colours(dark):
+    """The variables of the style sheet in one theme; #rrggbb and bare triples alike."""
+    tones = {}
+    light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
+    night = rest[: rest.index("}\n}")]
+    for part in (light, night) if dark else (light,):
+        for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6}|\d+ \d+ \d+);", part):
+            bare = value.startswith("#")
+            rgb = bytes.fromhex(value[1:]) if bare else map(int, value.split())
+            tones[name] = tuple(rgb)
+    return tones
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_is_readable_on_every_ground(dark):
+    tone = colours(dark)
+    for ground in ("ground", "card"):
+        for ink in ("text", "quiet", "error", "warning", "note", "good"):
+            assert contrast(tone[ink], tone[ground]) >= 4.5, (ink, ground)
+    for heat in ("heat", "wrong"):  # the darkest cell of a table
+        pairs = zip(tone[heat], tone["ground"], strict=True)
+        cell = [DARKEST * over + (1 - DARKEST) * under for over, under in pairs]
+        assert contrast(tone["text"], cell) >= 4.5, heat
+    assert contrast(tone["model"], tone["ground"]) >= 3  # lines and dots

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from ogkd.audit.divide import Division
     from ogkd.data.case import Dataset
     from ogkd.data.grouping import Grouping
+    from ogkd.evaluation import Evaluation, LabelledPredictions
+    from ogkd.model.classifier import Classifier
 
 # The options whose first result is the check; all others are used by the model.
 _OF_THE_CHECK = ("data", "slice", "cases", "slices")
-_FEW = 5  # test images of a class that say next to nothing about it
 _SCRIPT = """\
 #!/bin/sh
 # What `ogkd start` did, as single commands. They write to a new folder:
@@ -337,20 +338,24 @@ class _Start:
         return f"on {calibration.cases} {unit}s{what}"
 
     @cached_property
-    def evaluation(self) -> Any:
-        from ogkd.cli.evaluate import EvaluationOptions, InputOptions
+    def evaluation(self) -> tuple[Classifier, LabelledPredictions, Evaluation]:
+        from ogkd.evaluation import evaluate_predictions, predict_labelled
 
-        inputs = InputOptions(self.out / "model", self.out / "split.csv")
-        return EvaluationOptions().evaluate(inputs)
+        model = ogkd.load(self.out / "model")
+        judged = predict_labelled(model, self.out / "split.csv")
+        return model, judged, evaluate_predictions(judged, model)
 
     def _evaluate(self) -> str:
         file = self.out / "evaluation.json"
         if file.is_file():
             return _DONE
-        write_json(file, self.evaluation.result)
-        return f"on {self.evaluation.result['images']} {self.grouping.unit}s -> {file}"
+        result = self.evaluation[2]
+        write_json(file, result)
+        return f"on {result['images']} {self.grouping.unit}s -> {file}"
 
     def _report(self) -> str:
+        from ogkd.report import write_report
+
         file = self.out / "report.html"
         write_new(self.out / "commands.sh", _commands(self.data, self.out, self.options))
         if file.is_file():
@@ -358,7 +363,10 @@ class _Start:
         # Of the division: what leaks between its parts. No file is read again.
         shown = self.grouping.representative.apply(self.divided)
         audit = checked(self.data, shown, scans=self.scans)
-        self.evaluation.write_report(file, audit)
+        model, judged, result = self.evaluation
+        command = shlex.join(["ogkd", *sys.argv[1:]])
+        dataset = ogkd.read_dataset(self.out / "split.csv")
+        write_report(file, model, dataset, judged, command=command, audit=audit, result=result)
         return f"-> {file}"
 
 
@@ -425,12 +433,7 @@ def _summary(out: Path) -> Iterator[str]:
     result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     yield ""
     yield result["verdict"]["text"]
-    rows = result.get("per_finding") or result["per_class"]
-    few = {name: row.get("present", row.get("images")) for name, row in rows.items()}
-    if untested := [name for name, images in few.items() if not images]:
-        yield f"Not tested, because there were no images to test on: {', '.join(untested)}."
-    if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
-        yield f"Tested on very few images: {', '.join(hardly)}."
+    yield from (f"WARNING: {warning}" for warning in result["warnings"])
     yield f"\nEverything is in {out}:"
     yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
     yield "  check.html      what is wrong with the images; left-out.csv: what was left out"

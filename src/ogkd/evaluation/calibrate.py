@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ogkd.data.case import Dataset
 from ogkd.data.task import require_guarantees
-from ogkd.errors import DataError
+from ogkd.errors import DataError, pluralize
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
+from ogkd.evaluation.sections import Section, Table
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
@@ -51,8 +52,15 @@ def calibrate(
     require_guarantees(classifier.task, sensitivity=sensitivity)
     if confidence is not None:
         require_guarantees(classifier.task, sensitivity=confidence)
-    judged = predict_labelled(classifier, data, split=split)
-    judged = _unused(judged, card.seen, leave_out_used=leave_out_used)
+    every = predict_labelled(classifier, data, split=split)
+    judged = every.without_copies(card.seen)
+    if judged.left_out and not leave_out_used:
+        raise DataError(
+            f"The model learned from {judged.left_out} of the {len(every.labels)} images, which "
+            "would make it look more confident than it should be. Leave them out "
+            "(leave_out_used), or choose another split.",
+            argument="leave_out_used",
+        )
     if (count := len(judged.labels)) < FEWEST:
         raise DataError(
             f"Too few {judged.unit}s to calibrate on: {count}. Prediction sets that contain the "
@@ -81,12 +89,6 @@ def calibrate(
     if say is not None:
         for warning in judged.warnings:
             say(f"WARNING: {warning}")
-        if not card.support_images and any(card.support_counts):
-            say(
-                "Note: this model does not record which images it learned from. Make sure that "
-                "none of them are included: they would make it look more confident than it should "
-                "be."
-            )
         if classifier.task.affine:
             made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
             for note in Decider(made).notes:
@@ -95,27 +97,6 @@ def calibrate(
         for note in _notes(judged, calibration):
             say(f"Note: {note}")
     return calibration
-
-
-def _unused(
-    judged: LabelledPredictions, learned: Collection[str], *, leave_out_used: bool
-) -> LabelledPredictions:
-    copies, images = judged.copies_of(learned), len(judged.labels)
-    used = int(copies.sum())
-    if used and used == images:
-        raise DataError(
-            f"All {images} images were used for fitting this model. Calibrate on images that it "
-            "has not seen: another split, or other data.",
-            argument="split",
-        )
-    if used and not leave_out_used:
-        raise DataError(
-            f"The model learned from {used} of the {images} images, which would make it look more "
-            f"confident than it should be. Leave out what it learned from (leave_out_used) and "
-            f"calibrate on the other {images - used}, or choose another split.",
-            argument="leave_out_used",
-        )
-    return judged.without(copies)
 
 
 def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
@@ -142,3 +123,37 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
         if more := calibration.missing(held_out):
             few = f"{calibration.cases} images are too few for {what}"
             yield f"{few}: at least {more_needed(more)}."
+
+
+def calibration_section(classifier: Classifier, calibration: Calibration) -> Section:
+    """What was fitted: the temperature of a choice between classes, or each finding's limits."""
+    task, cases = classifier.task, pluralize(calibration.cases, classifier.card.grouping.unit)
+    question = calibration.questions[0]
+    held_out = len(question.confidences)
+    if not task.affine:
+        change = "less" if question.temperature > 1 else "more"
+        lines = (
+            f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "
+            "thresholds.",
+            f"Temperature {question.temperature:.3f}: the model is now {change} confident than "
+            "before."
+            if question.applied
+            else f"Temperature 1: {question.reason}",
+            f"Accuracy on those {held_out}: {100 * sum(question.correct) / held_out:.1f} %.",
+        )
+        return Section(f"Calibrated on {cases}", lines)
+    rows = []
+    limits = calibration.limits(task)
+    for name, question, limit in zip(task.names, calibration.questions, limits, strict=True):
+        absent, present = map(len, question.scores)
+        shown = (f"{100 * limit[1]:.1f}", f"{100 * (1 - limit[0]):.1f}")
+        rows.append((name, str(present), str(absent), *shown))
+    text = "Two thirds of them give the limits."
+    if calibration.sensitivity is not None:
+        text += (
+            f" With {100 * calibration.confidence:g} % confidence, at most "
+            f"{100 * (1 - calibration.sensitivity):g} % of the images with a finding are answered "
+            "no."
+        )
+    head = ("finding", "with it", "without", "no below (%)", "yes above (%)")
+    return Section(f"Calibrated on {cases}", (text,), Table(head, tuple(rows)))

@@ -7,7 +7,6 @@ value that depends on order is the expectation over all orders: the input order 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,45 +15,44 @@ BINS = 15
 _TINY = 1e-12  # a true class of probability 0 would make the mean infinite
 
 
-@dataclass(frozen=True)
-class Bin:
-    """Images whose top probability lies in (low, high]; the means are None if there are none."""
-
-    low: float
-    high: float
-    images: int
-    confidence: float | None  # mean top probability
-    accuracy: float | None
-
-
 def bin_numbers(confidence: NDArray[np.float64], count: int = BINS) -> NDArray[np.int64]:
     """The equal-width bin of each top probability, from 0; bins are closed above."""
     # 1e-9: as a binary fraction 0.6 lies slightly off 9/15, but belongs to one bin.
     return np.clip(np.ceil(confidence * count - 1e-9).astype(np.int64) - 1, 0, count - 1)
 
 
-def bins(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> list[Bin]:
-    """The reliability diagram: confidence and accuracy of each bin of top probability."""
+def bins(
+    labels: ArrayLike, probabilities: ArrayLike, count: int = BINS
+) -> list[dict[str, float | None]]:
+    """The reliability diagram: images whose top probability lies in (low, high], bin by bin.
+
+    `confidence` is their mean top probability and `accuracy` their share of right answers, both
+    None in an empty bin.
+    """
     truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     top, correct = p.max(axis=1), p.argmax(axis=1) == truth
     bin_of = bin_numbers(top, count)
-    rows = []
+    rows: list[dict[str, float | None]] = []
     for number in range(count):
         inside = bin_of == number
-        images = int(inside.sum())
-        means = (
-            (float(top[inside].mean()), float(correct[inside].mean())) if images else (None, None)
+        rows.append(
+            {
+                "low": number / count,
+                "high": (number + 1) / count,
+                "images": int(inside.sum()),
+                "confidence": float(top[inside].mean()) if inside.any() else None,
+                "accuracy": float(correct[inside].mean()) if inside.any() else None,
+            }
         )
-        rows.append(Bin(number / count, (number + 1) / count, images, *means))
     return rows
 
 
 def ece(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """Expected calibration error: mean |accuracy - confidence| over bins, weighted by images."""
-    rows = [row for row in bins(labels, probabilities) if row.images]
-    total = sum(row.images for row in rows)
-    gaps = [row.images * abs((row.accuracy or 0.0) - (row.confidence or 0.0)) for row in rows]
-    return sum(gaps) / total
+    truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    top, correct = p.max(axis=1), p.argmax(axis=1) == truth
+    gaps = np.bincount(bin_numbers(top), weights=correct - top, minlength=BINS)
+    return float(np.abs(gaps).sum() / len(truth))
 
 
 def brier_rows(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
@@ -84,7 +82,7 @@ def risk_coverage(
     labels: ArrayLike, probabilities: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Coverage k/n and error rate among the k most confident images, k = 1..n."""
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     kept = np.arange(1, len(errors) + 1)
     return kept / len(errors), errors / kept
 
@@ -98,54 +96,19 @@ def aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
     return float(risk_coverage(labels, probabilities)[1].mean())
 
 
-def e_aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """AURC in excess of the best ranking of the same errors, all of them last; 0 is ideal."""
-    errors, _ = _errors(labels, probabilities)
-    kept = np.arange(1, len(errors) + 1)
-    best = np.maximum(0, kept - (len(errors) - errors[-1])) / kept
-    return float((errors / kept - best).mean())
-
-
-def augrc(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """Area under the generalised risk-coverage curve: undetected errors, averaged over k.
-
-    The generalised risk is the share of all images that are kept and wrong; the area is by
-    trapezoids from (0, 0). It equals (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 with accuracy a and
-    the AUROC of confidence separating correct from wrong (Traub et al., NeurIPS 2024).
-    """
-    errors, _ = _errors(labels, probabilities)
-    n = len(errors)
-    return float((errors.sum() - errors[-1] / 2) / n**2)
-
-
 def risk_at_coverage(labels: ArrayLike, probabilities: ArrayLike, coverage: float) -> float:
     """Error rate among the most confident share of images (at least one image)."""
-    errors, _ = _errors(labels, probabilities)
+    errors = _errors(labels, probabilities)
     kept = max(1, math.ceil(coverage * len(errors) - 1e-9))
     return float(errors[kept - 1] / kept)
 
 
-def coverage_at_risk(labels: ArrayLike, probabilities: ArrayLike, max_risk: float) -> float:
-    """The largest share of images that a threshold keeps with at most this error rate, else 0.
-
-    A threshold keeps all images of equal confidence or none. It is chosen on the same labels
-    it is measured on: for a guarantee on future images use `Calibration.threshold`.
-    """
-    errors, ends = _errors(labels, probabilities)
-    # Where ties end, errors are whole numbers but for the rounding of the expectations before.
-    kept = [int(end) for end in ends if errors[end - 1].round() / end <= max_risk]
-    return max(kept, default=0) / len(errors)
-
-
-def _errors(
-    labels: ArrayLike, probabilities: ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Expected errors among the k most confident, k = 1..n, and the k at which ties end."""
+def _errors(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
+    """Expected errors among the k most confident, k = 1..n."""
     truth, p = np.asarray(labels), np.asarray(probabilities)
     if len(truth) == 0:
         raise ValueError("There are no images to evaluate.")
     wrong = (p.argmax(axis=1) != truth).astype(np.float64)
     _, tie = np.unique(-p.max(axis=1), return_inverse=True)  # 0: the most confident
     sizes = np.bincount(tie)
-    each = (np.bincount(tie, weights=wrong) / sizes).repeat(sizes)
-    return np.asarray(each.cumsum()), np.asarray(sizes.cumsum())
+    return np.asarray((np.bincount(tie, weights=wrong) / sizes).repeat(sizes).cumsum())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,59 @@ from ogkd.data.names import fold_name
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
-from ogkd.evaluation.findings import evaluate_findings
+from ogkd.evaluation.class_sections import CLASS_SECTIONS
+from ogkd.evaluation.findings import FINDING_SECTIONS, evaluate_findings
 from ogkd.evaluation.metrics import (
     LEVEL,
     BootstrappedMetrics,
+    class_metrics,
     confusion_matrix,
     exact_interval,
     mean_with_error,
+    predictive_values,
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.evaluation.prevalence import prevalences, screening_at
-from ogkd.evaluation.show import Evaluation
-from ogkd.evaluation.verdict import calibration_text, verdict
+from ogkd.evaluation.sections import (
+    Section,
+    in_units,
+    join_words,
+    sections_of,
+    text_lines,
+    wrapped,
+)
+from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict
 from ogkd.model.calibration import Calibration
-from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
+from ogkd.model.engine_note import engine_note
 from ogkd.model.support_sets import SupportSets
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
+PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings, that predictive values are given for
 _OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
 _POINTS = 200  # of the risk-coverage curve that are stored
+
+
+class Evaluation(dict[str, Any]):
+    """The result of an evaluation; it is a plain dictionary to JSON and to everything else."""
+
+    @property
+    def sections(self) -> list[Section]:
+        """What it says, part by part."""
+        return sections_of(_SECTIONS[self.get("asks", OneOf.kind)], self)
+
+    def text(self, *, everything: bool = False) -> str:
+        """The verdict and the essential table as plain text; every section if asked for."""
+        shown = [section for section in self.sections if everything or section.brief]
+        return "\n".join([*wrapped(self["verdict"]["text"]), *text_lines(shown)])
+
+    def __repr__(self) -> str:
+        groups = f" of {self['groups']} patients or groups" if self["groups"] else ""
+        title = in_units(f"Evaluation on {self['images']} images{groups}", self)
+        lines = [line for warning in self["warnings"] for line in wrapped(f"Warning: {warning}")]
+        return "\n".join([title, *lines, self.text()])
 
 
 def evaluate(
@@ -48,116 +77,129 @@ def evaluate(
     split: str = "test",
     graded: bool | None = None,
     resamples: int = 1000,
-    seed: int = 0,
     leave_out_used: bool = False,
-    prevalence: float | None = None,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
     `graded` says whether the classes are grades in order (None: look them up in the catalogue,
     which has its own order of grades). `leave_out_used` leaves out the images that the model
-    learned from or was calibrated on. `verdict` of the result says in words what it means.
-    `prevalence` adds the predictive values where this share of images has a finding.
+    learned from or was calibrated on. `verdict` of the result says in words what it means, and
+    `sections` everything else.
     """
     judged = predict_labelled(classifier, data, split=split)
     return evaluate_predictions(
         judged.unused(classifier) if leave_out_used else judged,
-        classifier.calibration,
+        classifier,
         graded=graded,
         resamples=resamples,
-        seed=seed,
-        card=classifier.card,
-        prevalence=prevalence,
-        support_sets=SupportSets.of(classifier),
     )
 
 
 def evaluate_predictions(
     judged: LabelledPredictions,
-    calibration: Calibration | None = None,
+    classifier: Classifier | None = None,
     *,
+    calibration: Calibration | None = None,
     graded: bool | None = None,
     resamples: int = 1000,
-    seed: int = 0,
-    card: ModelCard | None = None,
-    prevalence: float | None = None,
-    support_sets: SupportSets | None = None,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
-    Shares are 0..1, or None if undefined. Probabilities are calibrated if a calibration is
-    given. `card` says which images the model learned from; `support_sets` are measured if there
-    is no calibration. Several findings are measured as `evaluate_findings` says.
+    Shares are 0..1, or None if undefined. `classifier` is what predicted: its calibration applies,
+    its sets are measured, and images that it learned from are counted. `calibration` is for
+    predictions without a classifier.
     """
-    measure = _MEASURES[judged.task.kind]
-    return measure(
+    if classifier is not None:
+        calibration = classifier.calibration
+    seen = classifier.card.seen if classifier else frozenset()
+    common = {
+        "images": len(judged.labels),
+        "unit": judged.unit,
+        "groups": judged.group_count,
+        "class_names": list(judged.class_names),
+        "bootstrap": {
+            "resamples": resamples,
+            "by": "group" if judged.group_count else "image",
+            "level": LEVEL,
+        },
+        "learned_from": int(judged.copies_of(seen).sum()),
+        "calibrated_on": int(judged.copies_of(calibration.seen if calibration else ()).sum()),
+        "left_out": judged.left_out,
+    }
+    result = _MEASURES[judged.task.kind](
         judged,
+        common,
         calibration,
+        classifier,
         graded=graded,
         resamples=resamples,
-        seed=seed,
-        card=card,
-        prevalence=prevalence,
-        support_sets=support_sets,
     )
+    warnings = [*judged.warnings, *_warnings(result, classifier)]
+    result["warnings"] = [in_units(warning, result) for warning in warnings]
+    result["verdict"] = {key: in_units(text, result) for key, text in result["verdict"].items()}
+    return Evaluation(result)
+
+
+def _warnings(result: Mapping[str, Any], classifier: Classifier | None) -> Iterator[str]:
+    """Reasons to trust the numbers less."""
+    used = {"learned from": result["learned_from"], "was calibrated on": result["calibrated_on"]}
+    for what, count in used.items():
+        if count:
+            yield (
+                f"The model {what} {count} of these {result['images']} images, so the numbers "
+                "look better than they are: leave those out (leave_out_used), or evaluate others."
+            )
+    if classifier is not None and (note := engine_note(classifier)):
+        yield note
+    change = (result.get("calibration") or {}).get("change")
+    if change and change[0] > 1.96 * change[1]:
+        yield "The calibration made the probabilities of these images worse: calibrate again."
+    rows = result.get("per_finding") or result["per_class"]
+    counts = {name: row.get("present", row.get("images")) for name, row in rows.items()}
+    if few := [f"{name} ({count})" for name, count in counts.items() if 0 < count < FEW_TESTED]:
+        yield f"Few images of {join_words(few)}: see the intervals before relying on them."
+    if absent := [name for name, count in counts.items() if not count]:
+        yield f"No images of {join_words(absent)}: nothing is known about them."
 
 
 def evaluate_classes(
     judged: LabelledPredictions,
+    common: Mapping[str, Any],
     calibration: Calibration | None,
+    classifier: Classifier | None,
     *,
     graded: bool | None,
     resamples: int,
-    seed: int,
-    card: ModelCard | None,
-    prevalence: float | None,
-    support_sets: SupportSets | None,
-) -> Evaluation:
+) -> dict[str, Any]:
     """What is measured where each case has one class."""
-    if prevalence is not None and not judged.normal:
-        raise ConfigError(
-            f"prevalence is {prevalence:g}, but no class of the data means that nothing was found.",
-            argument="prevalence",
-        )
     grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
     labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
-    metrics = BootstrappedMetrics(judged, p, graded=grades, resamples=resamples, seed=seed)
+    metrics = class_metrics(judged, p, graded=grades, resamples=resamples)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
     result = {
-        "images": len(labels),
-        "unit": judged.unit,
-        "groups": judged.group_count,
+        **common,
         **metrics.rows(whole),
         "ece": confidence.ece(labels, p),
         "per_class": {
             name: metrics.rows(_OF_CLASS, "class/", c) | {"images": int((labels == c).sum())}
             for c, name in enumerate(names)
         },
-        "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
-        "screening": _screening(judged, p, metrics, prevalences(prevalence)),
+        "screening": _screening(judged, p, metrics),
         "selective": _selective(labels, p),
-        "reliability": [asdict(row) for row in confidence.bins(labels, p)],
+        "reliability": confidence.bins(labels, p),
         "calibration": calibration and _calibration(judged, p, calibration),
-        "sets": _sets(judged, p, calibration, support_sets),
+        "sets": _sets(judged, p, calibration, classifier),
         "abstain": calibration and _abstain(labels, p, calibration),
-        "bootstrap": {
-            "resamples": resamples,
-            "by": "group" if judged.group_count else "image",
-            "level": LEVEL,
-        },
-        **judged.origin(card, calibration),
     }
-    intervals = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
-    conclusion = verdict(
-        result,
-        accuracy=intervals["accuracy"] or (0.0, 1.0),
-        balanced=intervals["balanced_accuracy"] or (0.0, 1.0),
-        support=card.support_counts if card else (),
+    accuracy, balanced = (
+        metrics.share_interval(key) or [0.0, 1.0] for key in ("accuracy", "balanced_accuracy")
     )
-    return Evaluation({"verdict": conclusion, **result})
+    support = classifier.card.support_counts if classifier else ()
+    conclusion = class_verdict(result, accuracy=accuracy, balanced=balanced, support=support)
+    return {"verdict": conclusion, **result}
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
@@ -177,7 +219,6 @@ def _screening(
     judged: LabelledPredictions,
     p: NDArray[np.float32],
     metrics: BootstrappedMetrics,
-    prevalences: Sequence[float],
 ) -> dict[str, Any] | None:
     if not judged.normal:
         return None
@@ -192,13 +233,13 @@ def _screening(
         "at_prevalence": [
             {
                 "prevalence": prevalence,
-                **screening_at(
+                **predictive_values(
                     prevalence,
                     [metrics.counts(f"screening/{k}") for k in ("sensitivity", "specificity")],
                     intervals=metrics.interval("screening/sensitivity") is not None,
                 ),
             }
-            for prevalence in prevalences
+            for prevalence in PREVALENCES
         ],
     }
 
@@ -208,12 +249,9 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
     shown = np.unique(np.linspace(0, len(labels) - 1, _POINTS).round().astype(int))
     return {
         "aurc": confidence.aurc(labels, p),
-        "e_aurc": confidence.e_aurc(labels, p),
-        "augrc": confidence.augrc(labels, p),
         "risk_at_coverage": {
             f"{c:g}": confidence.risk_at_coverage(labels, p, c) for c in COVERAGES
         },
-        "coverage_at_risk": {f"{r:g}": confidence.coverage_at_risk(labels, p, r) for r in RISKS},
         "curve": {"coverage": coverage[shown].tolist(), "risk": risk[shown].tolist()},
     }
 
@@ -221,22 +259,23 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
 def _calibration(
     judged: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
 ) -> dict[str, Any]:
-    scores = {
-        state: {
-            "ece": confidence.ece(judged.labels, values),
-            "brier": confidence.brier(judged.labels, values),
-            "nll": confidence.nll(judged.labels, values),
-            "reliability": [asdict(row) for row in confidence.bins(judged.labels, values)],
-        }
-        for state, values in {"before": judged.probabilities(), "after": p}.items()
-    }
-    rows = [confidence.nll_rows(judged.labels, values) for values in (judged.probabilities(), p)]
-    question = calibration.questions[0]
+    labels, question = judged.labels, calibration.questions[0]
+    states = {"before": judged.probabilities(), "after": p}
+    rows = {state: confidence.nll_rows(labels, values) for state, values in states.items()}
     about = {
         "temperature": question.temperature,
         "applied": question.applied,
         "images": calibration.cases,
-        "change": mean_with_error(rows[1] - rows[0], judged.groups),
+        "change": mean_with_error(rows["after"] - rows["before"], judged.groups),
+    }
+    scores = {
+        state: {
+            "ece": confidence.ece(labels, values),
+            "brier": confidence.brier(labels, values),
+            "nll": float(rows[state].mean()),
+            "reliability": confidence.bins(labels, values),
+        }
+        for state, values in states.items()
     }
     return {"text": calibration_text(about, question.reason), **about, **scores}
 
@@ -245,12 +284,15 @@ def _sets(
     judged: LabelledPredictions,
     p: NDArray[np.float32],
     calibration: Calibration | None,
-    support_sets: SupportSets | None,
+    classifier: Classifier | None,
 ) -> list[dict[str, Any]] | None:
     """Coverage and size of prediction sets on these images, or why there are none.
 
     They are those of the calibration, or of the images learned from ("support").
     """
+    support_sets = None
+    if calibration is None and classifier is not None:
+        support_sets = SupportSets.of(classifier)
     labels = judged.labels
 
     def measure(wanted: float) -> dict[str, Any]:
@@ -298,5 +340,6 @@ def _or_note(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict
         return {"note": str(error)}
 
 
-_MEASURES: Mapping[str, Callable[..., Evaluation]]
+_MEASURES: Mapping[str, Callable[..., dict[str, Any]]]
 _MEASURES = {OneOf.kind: evaluate_classes, Findings.kind: evaluate_findings}
+_SECTIONS = {OneOf.kind: CLASS_SECTIONS, Findings.kind: FINDING_SECTIONS}

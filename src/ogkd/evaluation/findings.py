@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ogkd.data.task import NO, UNSURE, YES
-from ogkd.errors import ConfigError, pluralize
+from ogkd.errors import ConfigError
 from ogkd.evaluation.metrics import (
-    LEVEL,
     Array,
+    BootstrappedMetrics,
     auroc,
+    average_precision,
     effective_counts,
     exact_interval,
-    interval,
     mean_of_known,
     plain,
-    resample_weights,
     resampling_units,
     share,
 )
 from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.evaluation.show import Evaluation
+from ogkd.evaluation.sections import Section, Table, Values, cell, interval_text
+from ogkd.evaluation.verdict import finding_verdict
 from ogkd.model.calibration import Calibration
-from ogkd.model.card import ModelCard
+from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider
 
 _AREAS = ("auroc", "average_precision")
-_FEW = 10  # images with a finding below which little can be said about it
-_LEAKED = 0.05  # share of learned images above which the numbers say nothing about new ones
-
-
-def average_precision(
-    positive: ArrayLike, scores: ArrayLike, weights: Array | None = None
-) -> Array:
-    """The mean precision over the positives, each at its own score, equal scores together.
-
-    Weights [R, N] give R values at once; NaN without a positive.
-    """
-    marks, values = np.asarray(positive, dtype=bool), np.asarray(scores)
-    counts = np.ones((1, len(marks))) if weights is None else weights
-    order = np.argsort(-values, kind="stable")
-    hits = np.cumsum(counts[:, order] * marks[order], axis=1)
-    taken = np.cumsum(counts[:, order], axis=1)
-    last = np.searchsorted(-values[order], -values[order], side="right") - 1  # of equal scores
-    gained = counts[:, order] * marks[order]
-    total = (gained * share(hits[:, last], taken[:, last])).sum(axis=1, where=gained > 0)
-    precision = share(total, hits[:, -1] if len(marks) else np.zeros(len(counts)))
-    return precision[0] if weights is None else precision
+_NOT_CALIBRATED = (
+    "The model was not calibrated: it answers yes from a probability of 50 % on, and guarantees "
+    "nothing. The command ogkd calibrate finds limits that do."
+)
 
 
 def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> dict[str, Array]:
@@ -76,49 +60,32 @@ def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> 
 
 def evaluate_findings(
     judged: LabelledPredictions,
+    common: Mapping[str, Any],
     calibration: Calibration | None,
+    classifier: Classifier | None,
     *,
-    resamples: int = 1000,
-    seed: int = 0,
-    card: ModelCard | None = None,
-    **others: Any,
-) -> Evaluation:
+    graded: bool | None,
+    resamples: int,
+) -> dict[str, Any]:
     """AUROC and average precision with intervals, answers, prevalence, and what they mean.
 
-    `yes` and `no` are answered by the calibration's limits, without one from 50 % on. Shares are
-    0..1, or None if undefined.
+    `yes` and `no` are answered by the calibration's limits, without one from 50 % on.
     """
-    for argument in ("graded", "prevalence"):
-        if others.get(argument) not in (None, False):
-            raise ConfigError(f"{argument} has no meaning for findings.", argument=argument)
-    p, names = judged.probabilities(calibration), judged.class_names
+    if graded:
+        raise ConfigError("graded has no meaning for findings.", argument="graded")
+    p, labels, names = judged.probabilities(calibration), judged.labels, judged.class_names
     units = resampling_units(len(p), judged.groups)
-    value = areas(judged.labels, p, np.ones((1, len(p))))
-    blocks = [
-        areas(judged.labels, p, weights)
-        for weights in resample_weights(units, resamples=resamples, seed=seed)
-    ]
-    drawn = {key: np.concatenate([block[key] for block in blocks]) for key in value if blocks}
+    metrics = BootstrappedMetrics(
+        lambda weights: areas(labels, p, weights), units, resamples=resamples
+    )
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
         limits = calibration.limits(judged.task)
         plausible = judged.task.plausible(p, limits)
     words = np.array([answer.verdicts for answer in judged.task.answers(p, plausible)])  # [N, F]
-
-    def rows(prefix: str, f: int | None = None) -> dict[str, Any]:
-        def one(table: Array) -> Array:
-            return table if f is None else table[:, f]
-
-        keys = {key: f"{prefix}{key}" for key in _AREAS}
-        ends = {k: interval(one(drawn[key])) if drawn else None for k, key in keys.items()}
-        return {
-            **{k: plain(float(one(value[key])[0])) for k, key in keys.items()},
-            "intervals": ends,
-        }
-
     each = {}
     for f, name in enumerate(names):
-        known = judged.labels[:, f]
+        known = labels[:, f]
         yes, no = known == 1, known == 0
         squared = (p[:, f] - yes) ** 2
         each[name] = {
@@ -126,7 +93,7 @@ def evaluate_findings(
             "absent": int(no.sum()),
             "unknown": int((known < 0).sum()),
             "prevalence": plain(float(share(yes.sum(), yes.sum() + no.sum()))),
-            **rows("", f),
+            **metrics.rows(_AREAS, "", f),
             "brier": plain(float(share(squared[known >= 0].sum(), (yes | no).sum()))),
             "no_below": float(limits[f][1]),
             "yes_above": float(1 - limits[f][0]),
@@ -134,23 +101,15 @@ def evaluate_findings(
         }
     result: dict[str, Any] = {
         "asks": "findings",
-        "images": len(p),
-        "unit": judged.unit,
-        "groups": judged.group_count,
-        "macro": rows("macro/"),
-        "micro": rows("micro/"),
+        **common,
+        "macro": metrics.rows(_AREAS, "macro/"),
+        "micro": metrics.rows(_AREAS, "micro/"),
         "per_finding": each,
-        "class_names": list(names),
         "calibrated": calibration is not None,
         "sensitivity": calibration and calibration.sensitivity,
-        "bootstrap": {
-            "resamples": resamples,
-            "by": "group" if judged.group_count else "image",
-            "level": LEVEL,
-        },
-        **judged.origin(card, calibration),
+        "guarantee": next(iter(Decider(classifier).notes), "") if classifier else "",
     }
-    return Evaluation({"verdict": verdict(result), **result})
+    return {"verdict": finding_verdict(result), **result}
 
 
 def _answered(
@@ -173,67 +132,53 @@ def _answered(
     return measured
 
 
-def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Which findings are recognised better than by guessing: plain fields, and `text`."""
-    rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]
-    state = {name: _better(row) for name, row in rows.items()}
-    learned = result["learned_from"] > _LEAKED * result["images"]
-    better = [name for name, is_better in state.items() if is_better]
-    every = bool(better) and len(better) == len(rows)
-    headline = (
-        "No verdict: the model learned from these images"
-        if learned
-        else f"Clearly better than guessing for all {len(rows)} findings"
-        if every and len(rows) > 1
-        else f"Clearly better than guessing for {len(better)} of {pluralize(len(rows), 'finding')}"
-        if better
-        else "No finding is recognised clearly better than by guessing"
+def each_finding(result: Values) -> Section:
+    """Each finding, then their averages."""
+    rows = [
+        (
+            name,
+            *(str(row[key]) for key in ("present", "absent", "unknown")),
+            *(cell(row, key) for key in _AREAS),
+            cell(row, "prevalence"),
+        )
+        for name, row in result["per_finding"].items()
+    ]
+    for key, name in {"macro": "mean of findings", "micro": "all answers together"}.items():
+        rows.append((name, "", "", "", *(cell(result[key], area) for area in _AREAS), ""))
+    head = ("finding", "with", "without", "unknown", "AUROC", "average precision", "prevalence")
+    text = (
+        "In percent, in brackets 95 % intervals. AUROC: how often an image with the finding gets a "
+        "higher probability than one without it; 50 means guessing. Average precision: the share "
+        "of images that show it among those ranked first, averaged over all that show it; guessing "
+        "gives the prevalence. Images about which a finding is unknown are not counted."
     )
-    conclusion = {
-        "better_than_guessing": None if learned else every or (None if better else False),
-        "headline": headline,
-        "better": better,
-        "open": [name for name, is_better in state.items() if is_better is None],
-        "not_better": [name for name, is_better in state.items() if is_better is False],
-    }
-    conclusion["details"] = " ".join(_sentences(conclusion, result))
-    conclusion["text"] = f"{headline}. {conclusion['details']}".strip()
-    return conclusion
+    table = Table(head, tuple(rows))
+    texts = (text, interval_text(result))
+    return Section("Each finding", texts, table, key="findings", short="Findings", brief=True)
 
 
-def _better(row: Mapping[str, Any]) -> bool | None:
-    """Whether the interval of the AUROC is above 0.5; None if the images cannot show either."""
-    ends, value = row["intervals"]["auroc"], row["auroc"]
-    if value is None or ends is None or row["present"] < 2 or row["absent"] < 2:
-        return None
-    return True if ends[0] > 0.5 else False if ends[1] < 0.6 else None
+def answers(result: Values) -> Section:
+    """For each finding, how images with and without it were answered."""
+    kinds = [f"{truth}_{word}" for truth in ("present", "absent") for word in (YES, UNSURE, NO)]
+    rows = [
+        (name, *(str(row[kind]) for kind in kinds)) for name, row in result["per_finding"].items()
+    ]
+    head = ("finding", "with it: yes", "unsure", "no", "without: yes", "unsure", "no")
+    title = "Answers: yes, no or unsure"
+    text = (result["guarantee"] or _NOT_CALIBRATED,)
+    return Section(
+        title, text, Table(head, tuple(rows)), key="answers", short="Answers", brief=True
+    )
 
 
-def _sentences(conclusion: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
-    rows, used = result["per_finding"], result["learned_from"]
-    if used:
-        yield (
-            f"The model learned from {used} of these {result['images']} images, so the numbers are "
-            "better than on new images."
-        )
-    macro = result["macro"]
-    if (area := macro["auroc"]) is not None:
-        ends = macro["intervals"]["auroc"]
-        sure = "" if ends is None else f", 95 % interval {100 * ends[0]:.0f} to {100 * ends[1]:.0f}"
-        yield (
-            f"An image with a finding is ranked above one without it in {100 * area:.0f} % of all "
-            f"pairs on average (AUROC{sure})."
-        )
-    judged = {name: row for name, row in rows.items() if row["auroc"] is not None}
-    if len(judged) > 1:
-        weak = min(judged, key=lambda name: judged[name]["auroc"])
-        yield f"Weakest: '{weak}' with {100 * judged[weak]['auroc']:.0f} %."
-    if conclusion["open"]:
-        few = [f"{name} ({rows[name]['present']} with it)" for name in conclusion["open"]]
-        yield f"These images cannot show whether it recognises: {', '.join(few)}."
-    if conclusion["not_better"]:
-        yield f"Not better than guessing: {', '.join(conclusion['not_better'])}."
-    if scarce := [
-        n for n, row in judged.items() if row["present"] < _FEW and n in conclusion["better"]
-    ]:
-        yield f"Fewer than {_FEW} images show {', '.join(scarce)}: test more of them."
+def limits(result: Values) -> Section:
+    """For each finding, the probabilities between which the answer is unsure."""
+    rows = [
+        (name, *(f"{100 * row[key]:.1f}" for key in ("no_below", "yes_above")))
+        for name, row in result["per_finding"].items()
+    ]
+    table = Table(("finding", "no below (%)", "yes above (%)"), tuple(rows))
+    return Section("Limits between which the answer is unsure", table=table)
+
+
+FINDING_SECTIONS = (each_finding, answers, limits)

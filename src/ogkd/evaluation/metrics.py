@@ -6,7 +6,7 @@ truth), so the same code serves one matrix and a thousand resampled ones. Undefi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ LEVEL = 0.95
 _DRAWS = 20_000  # for the interval of a mean of shares
 _CELLS = 100_000  # of one block of weights: what fits into a processor's cache
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 Counts = tuple[float, float]  # hits, and images that they are a share of
 
 
@@ -96,6 +97,25 @@ def auroc(positive: ArrayLike, scores: ArrayLike, weights: Array | None = None) 
     return area[0] if weights is None else area
 
 
+def average_precision(
+    positive: ArrayLike, scores: ArrayLike, weights: Array | None = None
+) -> Array:
+    """The mean precision over the positives, each at its own score, equal scores together.
+
+    Weights [R, N] give R values at once; NaN without a positive.
+    """
+    marks, values = np.asarray(positive, dtype=bool), np.asarray(scores)
+    counts = np.ones((1, len(marks))) if weights is None else weights
+    order = np.argsort(-values, kind="stable")
+    hits = np.cumsum(counts[:, order] * marks[order], axis=1)
+    taken = np.cumsum(counts[:, order], axis=1)
+    last = np.searchsorted(-values[order], -values[order], side="right") - 1  # of equal scores
+    gained = counts[:, order] * marks[order]
+    total = (gained * share(hits[:, last], taken[:, last])).sum(axis=1, where=gained > 0)
+    precision = share(total, hits[:, -1] if len(marks) else np.zeros(len(counts)))
+    return precision[0] if weights is None else precision
+
+
 def summary_metrics(
     labels: ArrayLike, probabilities: ArrayLike, *, graded: bool | Sequence[int] = False
 ) -> dict[str, float]:
@@ -153,28 +173,58 @@ def screening_columns(
     }
 
 
+def predictive_values(
+    prevalence: float, counts: Sequence[Counts], *, intervals: bool = True
+) -> dict[str, Any]:
+    """Predictive values of "finding" and "no finding", and the share of right ones of both.
+
+    Sensitivity and specificity do not depend on how frequent findings are; how often an answer is
+    right does. `counts` are (recognised as such, images) of images with a finding and of those
+    without. All values increase with both shares, which is what their intervals rest on.
+    """
+
+    def values(shares: Array) -> dict[str, Array]:  # shares [2, ...]: sensitivity, specificity
+        detected, cleared = prevalence * shares[0], (1 - prevalence) * shares[1]
+        missed, alarms = prevalence - detected, (1 - prevalence) - cleared
+        return {
+            "ppv": share(detected, detected + alarms),
+            "npv": share(cleared, cleared + missed),
+            "accuracy": detected + cleared,
+        }
+
+    parts, wholes = np.asarray(counts, dtype=np.float64).T
+    here = {key: plain(float(value)) for key, value in values(share(parts, wholes)).items()}
+    ends = {
+        key: increasing_interval(counts, lambda shares, key=key: values(shares)[key])  # type: ignore[misc]
+        if intervals and value is not None
+        else None
+        for key, value in here.items()
+    }
+    return {**here, "intervals": ends}
+
+
 class BootstrappedMetrics:
     """Every metric that gets an interval: once for the images, once for each resample of them.
 
-    Metrics of single classes are named "class/...", those of screening "screening/...".
+    `measure` gives the metrics for weights of images [R, N]: [R] values, or [R, C] of single
+    classes. `shares` are those that are shares of images, whose interval needs no resamples: the
+    images that each counts, and the hits; [N] or [N, C].
     """
 
     def __init__(
         self,
-        judged: LabelledPredictions,
-        p: NDArray[np.float32],
+        measure: Callable[[Array], dict[str, Array]],
+        units: NDArray[np.int64],
         *,
-        graded: bool | Sequence[int],
         resamples: int,
-        seed: int,
+        width: int = 1,
+        shares: Mapping[str, tuple[Mask, Mask]] | None = None,
     ) -> None:
-        count, classes = len(judged.labels), len(judged.class_names)
-        self._labels = judged.labels
-        self._units = resampling_units(count, judged.groups)
-        self._shares = _shares(judged, p)
-        self._values = _metrics(judged, p, np.ones((1, count)), graded=graded)
-        blocks = resample_weights(self._units, resamples=resamples, seed=seed, width=classes**2)
-        tables = [_metrics(judged, p, weights, graded=graded) for weights in blocks]
+        self._units = units
+        self._shares = shares or {}
+        self._values = measure(np.ones((1, len(units))))
+        blocks = resample_weights(units, resamples=resamples, width=width)
+        tables = [measure(weights) for weights in blocks]
         self._resampled = {
             key: np.concatenate([table[key] for table in tables]) for key in self._values if tables
         }
@@ -194,20 +244,15 @@ class BootstrappedMetrics:
     def share_interval(self, name: str, label: int | None = None) -> list[float] | None:
         """The interval of a share of images, or of the mean of such shares over the classes."""
         if name == "balanced_accuracy":
-            return mean_interval(
-                [self.counts("accuracy", of=self._labels == c) for c in np.unique(self._labels)]
-            )
+            counted, _ = self._shares["class/recall"]
+            classes = np.flatnonzero(counted.any(axis=0)).tolist()
+            return mean_interval([self.counts("class/recall", c) for c in classes])
         return exact_interval(*self.counts(name, label))
 
-    def counts(
-        self, name: str, label: int | None = None, *, of: NDArray[np.bool_] | None = None
-    ) -> Counts:
-        """Hits and images of a share, as if images were independent; `of` chooses some images."""
-        counted, hits = (
-            np.asarray(_of_class(mask, label), dtype=bool) for mask in self._shares[name]
-        )
-        chosen = counted if of is None else counted & of
-        return effective_counts(hits[chosen], self._units[chosen])
+    def counts(self, name: str, label: int | None = None) -> Counts:
+        """Hits and images of a share, as if images were independent."""
+        counted, hits = (_of_class(mask, label) for mask in self._shares[name])
+        return effective_counts(hits[counted], self._units[counted])
 
     def rows(self, keys: Sequence[str], part: str = "", label: int | None = None) -> dict[str, Any]:
         """The metrics `part` + key by their keys, and under "intervals" their intervals."""
@@ -231,14 +276,14 @@ def resampling_units(count: int, groups: Sequence[str | None] | None = None) -> 
 
 
 def resample_weights(
-    units: NDArray[np.int64], *, resamples: int, seed: int, width: int = 1
+    units: NDArray[np.int64], *, resamples: int, width: int = 1
 ) -> Iterator[Array]:
     """How often each image occurs in each resample: blocks [r, N], `resamples` rows in total.
 
     As many units are drawn, with replacement, as there are. `width` is the number of values that
     the caller computes for each row, if that is larger than N.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     count = int(units.max()) + 1
     rows = max(16, _CELLS // max(len(units), width))  # fewer, larger blocks: each sorts all images
     for start in range(0, resamples, rows):
@@ -331,8 +376,25 @@ def mean_with_error(values: Array, groups: Sequence[str | None] | None = None) -
     return [mean, float(np.sqrt((sums**2).sum()) / len(values))]
 
 
-def _of_class(table: NDArray[np.generic], label: int | None) -> NDArray[np.generic]:
+def _of_class(table: Any, label: int | None) -> Any:
     return table if label is None else table[:, label]
+
+
+def class_metrics(
+    judged: LabelledPredictions,
+    p: NDArray[np.float32],
+    *,
+    graded: bool | Sequence[int],
+    resamples: int,
+) -> BootstrappedMetrics:
+    """The metrics of classes; of single ones named "class/...", of screening "screening/..."."""
+    return BootstrappedMetrics(
+        lambda weights: _metrics(judged, p, weights, graded=graded),
+        resampling_units(len(p), judged.groups),
+        resamples=resamples,
+        width=len(judged.class_names) ** 2,
+        shares=_shares(judged, p),
+    )
 
 
 def _metrics(
@@ -359,9 +421,7 @@ def _metrics(
     return metrics
 
 
-def _shares(
-    judged: LabelledPredictions, p: NDArray[np.float32]
-) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def _shares(judged: LabelledPredictions, p: NDArray[np.float32]) -> dict[str, tuple[Mask, Mask]]:
     """For each metric that is a share of images: those it counts, and the hits; [N] or [N, C]."""
     classes = np.arange(len(judged.class_names))
     truth, predicted = (row[:, None] == classes for row in (judged.labels, p.argmax(axis=1)))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ogkd.errors import ConfigError, did_you_mean
 
@@ -59,7 +56,6 @@ _BRIER = "squared distance between the probabilities and the truth, from 0 to 2"
 _NLL = "penalises confident errors most"
 _FALSE = "share of normal images that are classified as a disease"
 _SENSITIVE = "share of diseased images that are classified as any disease"
-_EXCESS = "how much of the AURC a perfect ranking by confidence would save"
 
 _ALL = [
     Metric("accuracy", "accuracy", "share of images that are classified correctly"),
@@ -77,13 +73,6 @@ _ALL = [
 METRICS = {metric.name: metric for metric in _ALL}
 """The metrics of a whole result, which every benchmark run stores."""
 
-AREAS = (
-    METRICS["aurc"],
-    _lower("e_aurc", "excess AURC", _EXCESS, "E-AURC"),
-    _lower("augrc", "AUGRC", "mean share of all images that are kept and wrong"),
-)
-"""The areas under the risk-coverage curve, of which `evaluate` adds two to AURC."""
-
 
 def metric_named(name: str) -> Metric:
     if name not in METRICS:
@@ -92,14 +81,3 @@ def metric_named(name: str) -> Metric:
             f"Unknown metric '{name}'.{hint} Known: {', '.join(METRICS)}.", argument="metric"
         )
     return METRICS[name]
-
-
-def in_units(text: str, result: Mapping[str, Any]) -> str:
-    """Words about images as words about bags, if those were evaluated.
-
-    >>> in_units("3 of 4 images", {"unit": "bag", "class_names": ["cyst"]})
-    '3 of 4 bags'
-    """
-    if result.get("unit", "image") == "image" or "image" in "".join(result["class_names"]).lower():
-        return text
-    return re.sub(r"\bimage(s?)\b", rf"{result['unit']}\1", text)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,9 @@ from ogkd.data.case import Case, Dataset, require_files
 from ogkd.data.fetch import resolve_data
 from ogkd.data.task import Task
 from ogkd.errors import DataError
-from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import FeatureStore, stored_batches, without_blank
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
-from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, Decision
 from ogkd.progress import progress_bar
@@ -65,15 +63,6 @@ class LabelledPredictions:
         """How many patients or lesions there are; None if none is known."""
         return len({group for group in self.groups if group is not None}) or None
 
-    def origin(self, card: ModelCard | None, calibration: Calibration | None) -> dict[str, Any]:
-        """What an evaluation says about where its cases come from, whatever it measures."""
-        return {
-            "warnings": list(self.warnings),
-            "learned_from": int(self.copies_of(card.seen if card else ()).sum()),
-            "calibrated_on": int(self.copies_of(calibration.seen if calibration else ()).sum()),
-            "left_out": self.left_out,
-        }
-
     def copies_of(self, seen: Collection[str]) -> NDArray[np.bool_]:
         """Which cases have an image among `seen`, by content or by pixels."""
         if not seen:
@@ -88,18 +77,22 @@ class LabelledPredictions:
                 bar.advance()
         return np.array(known, dtype=bool)
 
-    def unused(self, classifier: Classifier) -> LabelledPredictions:
-        """A copy without the cases that the model learned from or was calibrated on."""
-        calibration = classifier.calibration
-        seen = classifier.card.seen | (calibration.seen if calibration else frozenset())
+    def without_copies(self, seen: Collection[str]) -> LabelledPredictions:
+        """A copy without the cases that have an image among `seen`."""
         used = self.copies_of(seen)
         if used.all() and len(used):
             raise DataError(
                 f"The model learned from or was calibrated on all of these {len(used)} images. "
-                "Evaluate others: another split, or other data.",
+                "Choose others: another split, or other data.",
                 argument="split",
             )
         return self.without(used)
+
+    def unused(self, classifier: Classifier) -> LabelledPredictions:
+        """A copy without the cases that the model learned from or was calibrated on."""
+        calibration = classifier.calibration
+        seen = calibration.seen if calibration else frozenset()
+        return self.without_copies(classifier.card.seen | seen)
 
     def without(self, left_out: NDArray[np.bool_]) -> LabelledPredictions:
         """A copy without the marked cases."""
@@ -134,8 +127,15 @@ def predict_labelled(
     task, grouping = classifier.task, classifier.card.grouping
     chosen = dataset.with_cases(dataset.part(split))
     targets, warnings = task.translate(dataset.task, chosen.targets())
+    if not dataset.has_splits and not classifier.card.seen:
+        warnings.append(
+            "The data has no splits, so all of its images are used. If the model learned from some "
+            "of them, the results look better than they are."
+        )
+    # Of the model's task; labels of single images are not needed.
     pairs = zip(chosen.cases, targets, strict=True)
-    chosen = replace(chosen, task=task, cases=tuple(_relabelled(c, t) for c, t in pairs))
+    relabelled = tuple(replace(case, target=t, image_targets=None) for case, t in pairs)
+    chosen = replace(chosen, task=task, cases=relabelled)
     cases = list(grouping.apply(chosen).cases)
     require_files(cases)
     store = FeatureStore(classifier.backbone)
@@ -143,8 +143,9 @@ def predict_labelled(
         cases, note = without_blank(store, cases)
         warnings += [note] if note else []
     decisions = []
+    encode = partial(stored_batches, store, deep=classifier.deep)
     with progress_bar("Predicting", len(cases)) as bar:
-        for decision in Decider(classifier).decide(cases, _from(store, deep=classifier.deep)):
+        for decision in Decider(classifier).decide(cases, encode):
             decisions.append(replace(decision, image_logits=None, weights=None))
             bar.advance()
     foreign = Counter(decision.out_of_domain for decision in decisions)[True]
@@ -158,30 +159,15 @@ def predict_labelled(
         features=_stacked([decision.features for decision in decisions]),
         images=[decision.deciding[0].image for decision in decisions],
         decisions=decisions,
-        warnings=tuple(warnings),
         unit=grouping.unit,
     )
-    pooled = int(predictions.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
-    if not pooled:
-        return predictions
-    seen = (
-        f"{pooled} of these {len(cases)} images were among the unlabelled images of the fit: "
-        "performance on new images may be slightly lower."
-    )
-    return replace(predictions, warnings=(*predictions.warnings, seen))
-
-
-def _relabelled(case: Case, target: Any) -> Case:
-    """The case with a target of the model's task; labels of single images are not needed."""
-    return replace(case, target=target, image_targets=None)
+    if pooled := int(predictions.copies_of(frozenset(classifier.card.unlabelled_images)).sum()):
+        warnings.append(
+            f"{pooled} of these {len(cases)} images were among the unlabelled images of the fit: "
+            "performance on new images may be slightly lower."
+        )
+    return replace(predictions, warnings=tuple(warnings))
 
 
 def _stacked(rows: list[NDArray[np.float32] | None]) -> NDArray[np.float32]:
     return np.stack([row for row in rows if row is not None])
-
-
-def _from(store: FeatureStore, *, deep: bool) -> Any:
-    def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return stored_batches(store, images, deep=deep)
-
-    return encode

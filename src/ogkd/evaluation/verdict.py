@@ -2,56 +2,66 @@
 
 Guessing means: always answering with the most frequent class of the same images. If classes are
 very unequal, that is right so often that few models beat it, although they find what it never
-finds; there the shares found of each class are averaged, and guessing reaches 1 / classes.
+finds; there the shares found of each class are averaged, and guessing reaches 1 / classes. A
+finding is recognised better than by guessing if its AUROC is above one half.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ogkd.errors import pluralize
-from ogkd.evaluation.names import in_units
+from ogkd.evaluation.sections import percent
 
 _UNEQUAL = 3  # times as many images of the largest class as of the smallest that occurs
 _GAIN = 0.05  # the smallest advantage over guessing that is worth looking for
 _LEAKED = 0.05  # share of learned images above which the numbers say nothing about new ones
 _POWER = 1.96 + 0.84  # standard errors to an effect that is seen in 80 % of all tests
-_FEW_TESTED = 20
+FEW_TESTED = 20
 _FEW_LEARNED = 16
 _WEAK = 0.8  # share of a class found below which more is worth doing about it
+_LEAK = "No verdict: the model learned from these images"
 
 
-def verdict(
+def class_verdict(
     result: Mapping[str, Any],
     *,
     accuracy: Sequence[float],
     balanced: Sequence[float],
     support: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The verdict on the value of `evaluate_predictions`: plain fields, and `text` for people.
+    """The verdict on an evaluation of classes: plain fields, and `text` for people.
 
     `accuracy` and `balanced` are 95 % intervals of accuracy and balanced accuracy, `support` the
     images of each class that the model learned from, if known.
     """
     names, counts = result["class_names"], np.asarray(result["confusion"])
-    totals, images = counts.sum(axis=1), int(counts.sum())
+    totals, images = counts.sum(axis=1), result["images"]
     present, most = np.flatnonzero(totals), int(totals.argmax())
     majority = {"class": names[most], "share": float(totals[most] / images)}
     unequal = bool(totals.max() >= _UNEQUAL * totals[present].min())
     basis = "balanced_accuracy" if unequal else "accuracy"
     value, ends = result[basis], balanced if unequal else accuracy
     guess = 1 / len(present) if unequal else majority["share"]
-    learned = result["learned_from"] > _LEAKED * images
-    useless = learned or len(present) == 1
-    better = None if useless else _better(value, ends, guess)
-    undecided = better is None and not useless
+    better, more = None, None
+    if result["learned_from"] > _LEAKED * images:
+        headline = _LEAK
+    elif len(present) == 1:
+        headline = "No verdict: all images show the same class"
+    elif (better := _better(value, ends, guess)) is None:
+        more = _more(images, value - guess, ends)
+        headline = f"{pluralize(images, 'image')} cannot show whether it is better than guessing"
+    else:
+        headline = "Clearly better than guessing"
+        if not better:
+            headline = "Not better than guessing: do not use it"
     conclusion = {
         "better_than_guessing": better,
-        "headline": _headline(better, images, one_class=len(present) == 1, learned=learned),
+        "headline": headline,
         "basis": basis,
         "accuracy": result["accuracy"],
         "interval": list(accuracy),
@@ -60,44 +70,19 @@ def verdict(
         "guessing": guess,
         "majority": majority,
         "weakest": _weakest(result, counts),
-        "more_test_images": _more(images, value - guess, ends) if undecided else None,
+        "more_test_images": more,
     }
-    conclusion["advice"] = _advice(conclusion, result, support)
-    conclusion["details"] = " ".join(_sentences(conclusion, result, int(np.trace(counts)), images))
-    for key in ("headline", "advice", "details"):
-        conclusion[key] = conclusion[key] and in_units(conclusion[key], result)
-    conclusion["text"] = f"{conclusion['headline']}. {conclusion['details']}"
-    return conclusion
-
-
-def _headline(better: bool | None, images: int, *, one_class: bool, learned: bool) -> str:
-    if better is not None:
-        return (
-            "Clearly better than guessing" if better else "Not better than guessing: do not use it"
-        )
-    if learned:
-        return "No verdict: the model learned from these images"
-    if one_class:
-        return "No verdict: all images show the same class"
-    return f"{pluralize(images, 'image')} cannot show whether it is better than guessing"
-
-
-def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
-    """What calibration did, and whether the evaluated images confirm it."""
-    if not about["applied"]:
-        return reason or "Calibration left the probabilities unchanged."
-    change = "less" if about["temperature"] > 1 else "more"
-    mean, error = about["change"]
-    start = (
-        f"Calibration on {about['images']} other images made the model {change} confident "
-        f"(temperature {about['temperature']:.2f}); on the images evaluated here, its "
-        "probabilities "
-    )
-    if abs(mean) <= 1.96 * error:
-        return f"{start}did not change beyond chance."
-    if mean < 0:
-        return f"{start}improved."
-    return f"{start}got worse: calibrate again on more images like these."
+    advice = ""
+    if more:
+        others = ", from other patients," if result["groups"] else ""
+        advice = f"About {more:,} more test images{others} would be needed."
+    elif len(present) == 1:
+        advice = f"All images show '{majority['class']}': add test images of the other classes."
+    elif better is not None:
+        advice = _advice(better, conclusion["weakest"], dict(zip(names, support, strict=False)))
+    sentences = [*_sentences(conclusion, int(np.trace(counts)), images), advice]
+    details = " ".join(filter(None, sentences))
+    return conclusion | {"advice": advice, "details": details, "text": f"{headline}. {details}"}
 
 
 def _better(value: float, ends: Sequence[float], guess: float) -> bool | None:
@@ -123,94 +108,66 @@ def _weakest(result: Mapping[str, Any], counts: np.ndarray[Any, Any]) -> dict[st
     """The class found least often; None if no class is found less often than the others."""
     rows = {name: row for name, row in result["per_class"].items() if row["images"]}
     name = min(rows, key=lambda name: (rows[name]["recall"], rows[name]["images"]))
-    row = rows[name]
-    if row["recall"] == max(row["recall"] for row in rows.values()):
+    if rows[name]["recall"] == max(row["recall"] for row in rows.values()):
         return None
     label = result["class_names"].index(name)
-    others = counts[label].copy()
-    correct = int(others[label])
-    others[label] = 0
+    wrong = np.where(np.arange(len(counts)) == label, 0, counts[label])
     return {
         "class": name,
-        "found": correct,
-        "images": row["images"],
-        "recall": row["recall"],
-        "mistaken_for": result["class_names"][int(others.argmax())],
-        "mistaken": int(others.max()),
+        "found": int(counts[label, label]),
+        "images": rows[name]["images"],
+        "recall": rows[name]["recall"],
+        "mistaken_for": result["class_names"][int(wrong.argmax())],
+        "mistaken": int(wrong.max()),
     }
 
 
-def _sentences(
-    conclusion: Mapping[str, Any], result: Mapping[str, Any], correct: int, images: int
-) -> list[str]:
-    better, most = conclusion["better_than_guessing"], conclusion["majority"]
-    score = (
-        f"classified {correct} of {pluralize(images, 'image')} correctly "
-        f"({_percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])})"
-    )
-    always = f"always answering '{most['class']}' would be correct for {_percent(most['share'])}"
-    sentences = []
-    if result["learned_from"]:
-        sentences.append(
-            f"The model learned from {result['learned_from']} of these {images} images, so the "
-            "numbers are better than on new images."
-        )
+def _sentences(conclusion: Mapping[str, Any], correct: int, images: int) -> Iterator[str]:
+    most, weak = conclusion["majority"], conclusion["weakest"]
+    always = f"always answering '{most['class']}' would be correct for {percent(most['share'])}"
     if conclusion["basis"] == "balanced_accuracy":
-        sentences.append(
-            f"It finds {_percent(conclusion['balanced_accuracy'])} of the images of a class on "
+        yield (
+            f"It finds {percent(conclusion['balanced_accuracy'])} of the images of a class on "
             f"average ({_interval(conclusion['balanced_interval'])}), guessing "
-            f"{_percent(conclusion['guessing'])}."
+            f"{percent(conclusion['guessing'])}."
         )
         always += ", as the classes are very unequal"
-    sentences.append(f"It {score}; {always}.")
-    weak = conclusion["weakest"]
-    if weak and better is not False:  # at chance, the weakest class is a matter of chance
-        share = f"{weak['found']} of {pluralize(weak['images'], 'image')}"
+    yield (
+        f"It classified {correct} of {pluralize(images, 'image')} correctly "
+        f"({percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])}); {always}."
+    )
+    # At chance, the weakest class is a matter of chance.
+    if weak and conclusion["better_than_guessing"] is not False:
         wrong = weak["images"] - weak["found"]
         mostly = 2 * weak["mistaken"] > wrong and wrong > 1
         taken = f", and mostly takes the others for '{weak['mistaken_for']}'" if mostly else ""
-        sentences.append(f"Weakest class: it finds {share} of '{weak['class']}'{taken}.")
+        share = f"{weak['found']} of {pluralize(weak['images'], 'image')}"
+        yield f"Weakest class: it finds {share} of '{weak['class']}'{taken}."
     elif correct == images:
-        sentences.append(
-            f"It made no errors here, but up to {_percent(1 - conclusion['interval'][0])} errors "
+        yield (
+            f"It made no errors here, but up to {percent(1 - conclusion['interval'][0])} errors "
             "on new images cannot be ruled out."
         )
-    return [*sentences, *filter(None, [conclusion["advice"]])]
 
 
-def _advice(
-    conclusion: Mapping[str, Any], result: Mapping[str, Any], support: Sequence[int]
-) -> str:
-    """What it would take, by what is known: leaks, images tested, images learned from."""
-    better, weak = conclusion["better_than_guessing"], conclusion["weakest"]
-    tested = [name for name, row in result["per_class"].items() if row["images"]]
-    if result["learned_from"] > _LEAKED * result["images"]:
-        return "Evaluate images that it has not learned from."
-    if len(tested) == 1:
-        return f"All images show '{tested[0]}': add test images of the other classes."
-    if better is None:
-        others = ", from other patients," if result["groups"] else ""
-        return f"About {conclusion['more_test_images']:,} more test images{others} would be needed."
-    if better is False and not any(support):
-        return "It learned from no images: fit it on some, or use another backbone."
-    if better is False and max(support) < _FEW_LEARNED:
-        learned = pluralize(max(support), "image")
-        return f"It learned from at most {learned} of a class: label more, or use another backbone."
-    if better is False:
-        return "Check the labels of the images that it learned from, or use another backbone."
+def _advice(better: bool, weak: Mapping[str, Any] | None, support: Mapping[str, int]) -> str:
+    """What would help; `support` are the images of each class that the model learned from."""
+    if not better:
+        most = max(support.values(), default=0)
+        if most >= _FEW_LEARNED:
+            return "Check the labels of the images that it learned from, or use another backbone."
+        learned = pluralize(most, "image") if most else "no images"
+        return f"It learned from {learned} of each class: label more, or use another backbone."
     if weak is None:
         return ""
-    known = dict(zip(result["class_names"], support, strict=False)).get(weak["class"], 0)
-    if weak["images"] < _FEW_TESTED:
+    if weak["images"] < FEW_TESTED:
         tests = pluralize(weak["images"], "image")
         return f"With {tests} of '{weak['class']}' this is only a hint: test more of them."
     if weak["recall"] >= _WEAK:
         return ""
-    if 0 < known < _FEW_LEARNED:
-        return (
-            f"It learned from {pluralize(known, 'image')} of '{weak['class']}': more of them may "
-            "help."
-        )
+    if 0 < (known := support.get(weak["class"], 0)) < _FEW_LEARNED:
+        learned = pluralize(known, "image")
+        return f"It learned from {learned} of '{weak['class']}': more of them may help."
     return (
         f"Check that '{weak['class']}' and '{weak['mistaken_for']}' are labelled correctly and "
         "can be told apart in these images, or try another backbone."
@@ -218,10 +175,68 @@ def _advice(
 
 
 def _interval(ends: Sequence[float]) -> str:
-    return f"95 % interval {_percent(ends[0]).removesuffix(' %')} to {_percent(ends[1])}"
+    return f"95 % interval {percent(ends[0]).removesuffix(' %')} to {percent(ends[1])}"
 
 
-def _percent(value: float) -> str:
-    """Whole percent, with a decimal only where it would otherwise claim all or nothing."""
-    text = f"{100 * value:.0f}"
-    return f"{100 * value:.1f} %" if text in ("0", "100") and value not in (0, 1) else f"{text} %"
+def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
+    """What calibration did, and whether the evaluated images confirm it."""
+    if not about["applied"]:
+        return reason or "Calibration left the probabilities unchanged."
+    mean, error = about["change"]
+    effect = "improved" if mean < 0 else "got worse: calibrate again on more images like these"
+    return (
+        f"Calibration on {about['images']} other images made the model "
+        f"{'less' if about['temperature'] > 1 else 'more'} confident (temperature "
+        f"{about['temperature']:.2f}); on the images evaluated here, its probabilities "
+        f"{'did not change beyond chance' if abs(mean) <= 1.96 * error else effect}."
+    )
+
+
+def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Which findings are recognised better than by guessing: plain fields, and `text`."""
+    rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]
+    state = {name: _recognised(row) for name, row in rows.items()}
+    better, not_better, undecided = (
+        [name for name, recognised in state.items() if recognised is answer]
+        for answer in (True, False, None)
+    )
+    leaked = result["learned_from"] > _LEAKED * result["images"]
+    count = f"{len(better)} of {pluralize(len(rows), 'finding')}"
+    headline = f"Clearly better than guessing for {count}" if better else (
+        "No finding is recognised clearly better than by guessing"
+    )  # fmt: skip
+    every = len(better) == len(rows) or (None if better else False)
+    conclusion = {
+        "better_than_guessing": None if leaked else every,
+        "headline": _LEAK if leaked else headline,
+        "better": better,
+        "open": undecided,
+        "not_better": not_better,
+    }
+    sentences = []
+    if (area := result["macro"]["auroc"]) is not None:
+        ends = result["macro"]["intervals"]["auroc"]
+        sure = "" if ends is None else f", {_interval(ends)}"
+        sentences.append(
+            f"An image with a finding is ranked above one without it in {percent(area)} of all "
+            f"pairs on average (AUROC{sure})."
+        )
+    known = {name: row["auroc"] for name, row in rows.items() if row["auroc"] is not None}
+    if len(known) > 1:
+        weak = min(known, key=known.__getitem__)
+        sentences.append(f"Weakest: '{weak}' with {percent(known[weak])}.")
+    if undecided:
+        few = [f"{name} ({rows[name]['present']} with it)" for name in undecided]
+        sentences.append(f"These images cannot show whether it recognises: {', '.join(few)}.")
+    if not_better:
+        sentences.append(f"Not better than guessing: {', '.join(not_better)}.")
+    details = " ".join(sentences)
+    return conclusion | {"details": details, "text": f"{conclusion['headline']}. {details}".strip()}
+
+
+def _recognised(row: Mapping[str, Any]) -> bool | None:
+    """Whether the interval of the AUROC is above 0.5; None if the images cannot show either."""
+    ends, value = row["intervals"]["auroc"], row["auroc"]
+    if value is None or ends is None or row["present"] < 2 or row["absent"] < 2:
+        return None
+    return True if ends[0] > 0.5 else False if ends[1] < 0.6 else None

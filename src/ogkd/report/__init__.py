@@ -8,10 +8,9 @@ import sys
 from types import ModuleType
 
 from ogkd.report.data_page import data_check_page, write_data_check
-from ogkd.report.gallery import show_results
 from ogkd.report.model_page import report, write_report
 
-__all__ = ["data_check_page", "report", "show_results", "write_data_check", "write_report"]
+__all__ = ["data_check_page", "report", "write_data_check", "write_report"]
 
 
 class _Callable(ModuleType):

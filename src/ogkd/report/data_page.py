@@ -69,14 +69,12 @@ def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
 
 def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
     """Title, number of all cases and the cards shown, for each gallery that has any."""
-    exact: list[Card] = [
-        (members, f"{len(members)} times the same pixels") for members in audit.exact
-    ]
-    near: list[Card] = [
+    exact = [(members, f"{len(members)} times the same pixels") for members in audit.exact]
+    near = [
         ((pair.first, pair.second), f"{pair.bits} of 64 bits differ, likeness {pair.likeness:.3f}")
         for pair in audit.near
     ]
-    suspects: list[Card] = [
+    suspects = [
         (
             (suspect.image,),
             f"labelled {suspect.given} (probability {suspect.score:.3f}), "
@@ -84,43 +82,35 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
         )
         for suspect in (audit.labels.suspects if audit.labels else ())
     ]
-    galleries = [
-        ("Identical images", _worst_first(audit, exact)),
-        ("Nearly identical images", _worst_first(audit, near)),
-        ("Suspicious labels", suspects),
-    ]
-    return [
-        (title, len(cards), [(members[:_COPIES], words) for members, words in cards[:_MOST]])
-        for title, cards in galleries
-        if cards
-    ]
-
-
-def _worst_first(audit: Audit, cards: list[Card]) -> list[Card]:
-    """Copies across labels or splits first: they do the harm."""
 
     def harm(card: Card) -> int:
+        """Copies across labels or splits come first."""
         images = [audit.records[number] for number in card[0]]
-        return (len({image.label for image in images}) > 1) + (
-            len({image.split for image in images}) > 1
+        return sum(
+            len(set(values)) > 1
+            for values in ([image.label for image in images], [image.split for image in images])
         )
 
-    return sorted(cards, key=harm, reverse=True)
+    galleries: dict[str, list[Card]] = {
+        "Identical images": sorted(exact, key=harm, reverse=True),
+        "Nearly identical images": sorted(near, key=harm, reverse=True),
+        "Suspicious labels": list(suspects),
+    }
+    return [
+        (title, len(cards), [(members[:_COPIES], words) for members, words in cards[:_MOST]])
+        for title, cards in galleries.items()
+        if cards
+    ]
 
 
 def _card(
     audit: Audit, members: Sequence[int], words: str, thumb: Callable[[int], str]
 ) -> Mapping[str, Any]:
     images = [audit.records[number] for number in members]
+    names = [", ".join(filter(None, (image.split, image.label))) for image in images]
+    files = [image.file for image in images]
     return {
-        "apart": len({(image.split, image.label) for image in images}) > 1,
+        "apart": len(set(names)) > 1,
         "words": words,
-        "images": [
-            (
-                f"{image.split}, {image.label}" if image.split else image.label,
-                image.file,
-                thumb(number),
-            )
-            for number, image in zip(members, images, strict=True)
-        ],
+        "images": list(zip(names, files, map(thumb, members), strict=True)),
     }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +15,18 @@ from ogkd.data.case import Dataset
 from ogkd.data.fetch import resolve_data
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import pluralize
-from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
-from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
+from ogkd.evaluation import (
+    Evaluation,
+    LabelledPredictions,
+    evaluate_predictions,
+    predict_labelled,
+)
+from ogkd.evaluation.sections import Section, Table, percent
 from ogkd.files import write_text
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
-from ogkd.model.engine_note import engine_note
-from ogkd.model.support_sets import SupportSets
-from ogkd.report import facts, sections
-from ogkd.report.charts import confusion_table, graph_table
-from ogkd.report.page import SIDE, Subject, Words, percent, render
+from ogkd.report import facts
+from ogkd.report.page import Subject, render
 
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _MARKS = {  # of a verdict: class in the style sheet, sign
@@ -35,28 +34,22 @@ _MARKS = {  # of a verdict: class in the style sheet, sign
     False: ("error", "\u2717"),
     None: ("warning", "?"),
 }
-_NOT_CALIBRATED = (
-    "The model was not calibrated: it answers yes from a probability of 50 % on, and guarantees "
-    "nothing. The command ogkd calibrate finds limits that do."
+_EXAMPLES = (
+    "For each class, the correctly classified image that the model is most confident about. The "
+    "lighter the blue of an area, the more evidence it gives for the class compared with the rest "
+    "of the image; the patches that count most are outlined, and the empty background is left out. "
+    "This shows what the model relies on, not where the disease is."
 )
-_CONTENTS = {  # of every report: sections and their short names
-    "findings": "Findings",
-    "answers": "Answers",
-    "mistakes": "Mistakes",
-    "summary": "Summary",
-    "metrics": "Metrics",
-    "confusion": "Confusions",
-    "screening": "Screening",
-    "selective": "Referral",
-    "calibration": "Calibration",
-    "errors": "Errors",
-    "examples": "Evidence",
-    "graph": "Class graph",
-    "statistics": "For statisticians",
-    "data": "Data",
-    "making": "Settings",
-    "caution": "Caution",
-}
+_MISTAKES = (
+    "For each finding, the image without it that was given the highest probability, and the image "
+    "with it that was given the lowest. The lighter the blue of an area, the more evidence it "
+    "gives for the finding. This shows what the model relies on, not where the disease is."
+)
+_CAUTION = (
+    "Performance may differ between hospitals, scanners, imaging protocols and patient groups, and "
+    "these numbers hold only for images like those evaluated here. Before any use, validate the "
+    "model where it will be used, under human supervision."
+)
 
 
 def report(
@@ -95,7 +88,7 @@ def write_report(
     show_names: bool = False,
     audit: Audit | None = None,
     images: bool = True,
-    result: Mapping[str, Any] | None = None,
+    result: Evaluation | None = None,
 ) -> None:
     """Write the page about `predictions`, the model's outputs on a part of `dataset`.
 
@@ -103,106 +96,70 @@ def write_report(
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
     line to show. But for the time, the same input gives the same page.
     """
-    card = classifier.card
     if result is None:
-        result = evaluate_predictions(
-            predictions,
-            classifier.calibration,
-            card=card,
-            support_sets=SupportSets.of(classifier),
-        )
+        result = evaluate_predictions(predictions, classifier)
     subject = Subject(classifier, predictions, result, show_names, images)
-    sections_file, describe = _SECTIONS[predictions.task.kind]
-    values = describe(subject, audit)
-    contents = [*values.pop("contents"), "data", "making", "caution"]
-    columns, rows = facts.part_counts(dataset, card)
+    card = classifier.card
+    galleries = _GALLERIES[predictions.task.kind](subject)
+    sections = [
+        *result.sections,
+        *galleries,
+        facts.data_section(dataset, card, predictions, audit),
+        facts.making_section(classifier, predictions, command, show_names=show_names),
+    ]
+    warnings = list(result["warnings"])
+    if audit is not None and (errors := audit.count("error")):
+        warnings.append(f"The data check found {pluralize(errors, 'error')}: see Data below.")
     now = datetime.now().astimezone()
     page = render(
         "report.html",
-        sections_file=sections_file,
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
-        caution=CAUTION,
+        caution=f"{CAUTION} {_CAUTION}",
         made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
-        alarms=result["warnings"],
+        warnings=warnings,
         verdict=result["verdict"],
         outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
-        side=SIDE,
+        has_images=any(section.cards for section in sections),
         show_names=show_names,
-        counted_name=classifier.task.noun,
-        count_columns=columns,
-        count_rows=rows,
-        facts=facts.data_facts(predictions, audit),
         audit=audit,
-        model=facts.model_facts(classifier, show_names=show_names),
-        settings=facts.settings_rows(card.config),
-        versions=facts.version_rows(card),
-        hashes=facts.fingerprints(classifier, predictions),
-        command=facts.plain_command(command, show_names=show_names),
-        interval_words=sections.interval_words(result),
-        contents=[(key, _CONTENTS[key]) for key in contents],
-        **values,
+        sections=sections,
     )
     write_text(Path(path), page, suffixes=(".html",))
 
 
-def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
-    """What only the report about a model of classes has."""
-    classifier, result, p = subject.classifier, subject.result, subject.p
-    labels, names = subject.predictions.labels, subject.predictions.class_names
-    wrong = confident_errors(labels, p)
+def _class_galleries(subject: Subject) -> list[Section]:
+    """Errors, examples and the class graph, of a model of classes."""
+    p, labels = subject.p, subject.predictions.labels
+    names, best = subject.predictions.class_names, subject.p.argmax(axis=1)
+    wrong, right = confident_errors(labels, p), correct_examples(labels, p)
     errors, examples = (
-        subject.cards([(int(n), int(p[n].argmax())) for n in chosen], partial(_words, subject))
-        for chosen in (wrong, correct_examples(labels, p))
+        subject.cards([(int(n), int(best[n])) for n in chosen], _class_card)
+        for chosen in (wrong, right)
     )
-    screening = sections.screening(result)
-    contents = ["summary", "metrics", "confusion", *(["screening"] if screening else [])]
-    contents += ["selective", "calibration", "errors", *(["examples"] if examples else [])]
-    return {
-        "has_images": bool(errors or examples),
-        "contents": [*contents, "graph", "statistics"],
-        "tiles": sections.tiles(result),
-        "sentences": sections.sentences(result),
-        "warnings": _warnings(classifier, sections.warnings(result), audit),
-        "metrics": sections.metrics(result),
-        "confusion": confusion_table(np.asarray(result["confusion"]), names),
-        "confusions": sections.frequent_confusions(result),
-        "screening": screening,
-        "risk": sections.selective(result),
-        "calibration": sections.calibration(result),
-        "sets": sections.sets(result),
-        "result": result,
-        "errors": errors,
-        "error_rows": [
-            (names[labels[n]], names[p[n].argmax()], float(p[n].max()), subject.file(n))
+    count = int((best != labels).sum())
+    text, table = "The model made no errors on these images.", None
+    if count:
+        shown = f"{len(wrong)} of the {count}" if len(wrong) < count else "All"
+        text = (
+            f"{shown} misclassified images, most confident first. These are worth a look: a wrong "
+            "label in the data, an unusual image, or something the model has not learned."
+        )
+    if count and not errors:
+        rows = [
+            (names[labels[n]], names[best[n]], percent(float(p[n].max())), subject.file(n))
             for n in wrong
-        ],
-        "all_errors": int((p.argmax(axis=1) != labels).sum()),
-        "examples": examples,
-        "graph": _graph(classifier),
-    }
-
-
-def _warnings(
-    classifier: Classifier, about_numbers: Sequence[str], audit: Audit | None
-) -> list[str]:
-    messages = [*filter(None, [engine_note(classifier)]), *about_numbers]
-    if audit is not None and (errors := audit.count("error")):
-        messages.append(f"The data check found {pluralize(errors, 'error')}: see Data below.")
-    return messages
-
-
-def _graph(classifier: Classifier) -> dict[str, Any]:
-    W, alpha, learned = facts.graph(classifier)
-    texts = "class texts that the model learned" if learned else "class names"
-    caption = f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}."
-    return {
-        "words": f"The class graph W compares the {texts}: the more similar two of them are, the "
-        "larger the number. Classes with similar texts may also be hard to tell apart in images. "
-        f"With {len(W)} classes, {percent(1 / len(W))} everywhere would mean that no two classes "
-        "are more similar than any others.",
-        "table": graph_table(W, classifier.class_names, caption=caption),
-    }
+        ]
+        table = Table(("true class", "predicted", "confidence", "file"), tuple(rows))
+    sections = [
+        Section("Most confident errors", (text,), table, key="errors", short="Errors", cards=errors)
+    ]
+    if examples:
+        title = "Evidence: where it looks"
+        sections.append(
+            Section(title, (_EXAMPLES,), key="examples", short="Evidence", cards=examples)
+        )
+    return [*sections, facts.graph_section(subject.classifier)]
 
 
 def confident_errors(
@@ -229,7 +186,7 @@ def correct_examples(
     return np.asarray(examples[:_MOST], np.intp)
 
 
-def _words(subject: Subject, number: int, predicted: int) -> Words:
+def _class_card(subject: Subject, number: int, predicted: int) -> tuple[str, str]:
     """What a card says about an image and its predicted class."""
     predictions, row = subject.predictions, subject.p[number]
     label = int(predictions.labels[number])
@@ -238,25 +195,15 @@ def _words(subject: Subject, number: int, predicted: int) -> Words:
     if name != truth:
         title = f"{truth}, mistaken for {name}"
         text += f", {100 * row[label]:.0f} % for {truth}"
-    outlined = f"The same image; the patches with most evidence for {name} are outlined"
-    return Words(title, text, f"An image of the class {truth}", "what it saw", outlined)
+    return title, text
 
 
-def _findings_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
-    """What only the report about a model of findings has."""
-    classifier, result = subject.classifier, subject.result
-    chosen = worst_mistakes(subject.predictions.labels, subject.p)
-    mistakes = subject.cards(chosen, partial(_finding_words, subject))
-    return {
-        "contents": ["findings", "answers", *(["mistakes"] if mistakes else [])],
-        "has_images": bool(mistakes),
-        "warnings": _warnings(classifier, [], audit),
-        "measured": finding_rows(result),
-        "answered": answer_rows(result),
-        "limits": limit_rows(result),
-        "promise": next(iter(Decider(classifier).notes), _NOT_CALIBRATED).removeprefix("Note: "),
-        "mistakes": mistakes,
-    }
+def _finding_galleries(subject: Subject) -> list[Section]:
+    """The worst mistakes of a model of findings."""
+    cards = subject.cards(worst_mistakes(subject.predictions.labels, subject.p), _finding_card)
+    title = "Most confident mistakes"
+    section = Section(title, (_MISTAKES,), key="mistakes", short="Mistakes", cards=cards)
+    return [section] if cards else []
 
 
 def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
@@ -273,18 +220,13 @@ def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tu
     return chosen[:_MOST]
 
 
-def _finding_words(subject: Subject, number: int, f: int) -> Words:
+def _finding_card(subject: Subject, number: int, f: int) -> tuple[str, str]:
     """What a card says about an image on which a finding is missed or wrongly seen."""
     name, present = subject.predictions.class_names[f], subject.predictions.labels[number, f] == 1
     title = f"{name}: {'missed' if present else 'not there'}"
-    text = f"{100 * subject.p[number, f]:.0f} % for {name}"
-    image = f"An image {'with' if present else 'without'} {name}"
-    return Words(title, text, image, "image", f"Evidence for {name}")
+    return title, f"{100 * subject.p[number, f]:.0f} % for {name}"
 
 
-# Of each task: the template of the sections that only its reports have, and their values.
-_SECTIONS: Mapping[str, tuple[str, Callable[[Subject, Audit | None], dict[str, Any]]]]
-_SECTIONS = {
-    OneOf.kind: ("classes.html", _class_values),
-    Findings.kind: ("findings.html", _findings_values),
-}
+# Of each task: the sections with images.
+_GALLERIES: Mapping[str, Callable[[Subject], list[Section]]]
+_GALLERIES = {OneOf.kind: _class_galleries, Findings.kind: _finding_galleries}

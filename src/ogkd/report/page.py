@@ -1,12 +1,17 @@
-"""What all pages share: templates, how numbers are printed, and cards of images. No scripts."""
+"""What all pages share: templates, charts, and cards of images. No scripts.
+
+Charts need no drawing library: the same input gives the same bytes, text stays text, and the
+colours follow the reader's light or dark theme.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,6 +21,7 @@ from PIL import Image
 
 from ogkd.data.case import Case
 from ogkd.evaluation import LabelledPredictions
+from ogkd.evaluation.sections import Card, Chart, Dot, Line
 from ogkd.images import data_uri
 from ogkd.model.classifier import Classifier
 from ogkd.model.drawing import heat_map
@@ -25,6 +31,12 @@ from ogkd.progress import progress_bar
 SIDE = 256  # pixels of an image on a card
 _BATCH = 8  # images encoded at once
 _OUTLINED = 8  # patches; more would hide the image
+WIDTH, HEIGHT = 380, 270
+LEFT, RIGHT, TOP, BOTTOM = 58, WIDTH - 22, 12, HEIGHT - 46  # room for ticks and titles
+_TOPS = ((0.05, 5), (0.1, 5), (0.2, 4), (0.3, 3), (0.4, 4), (0.6, 3), (0.8, 4), (1.0, 5))
+DARKEST = 0.55  # opacity of a cell's colour; the text on it stays readable in light and dark
+
+Tick = tuple[float, str]  # a mark on an axis: position in SVG units, text
 
 
 @cache
@@ -36,8 +48,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        # A number never breaks before its sign.
+        finalize=lambda value: value.replace(" %", "\u00a0%") if isinstance(value, str) else value,
     )
-    environment.filters.update(percent=percent, share=share, between=between)
+    environment.filters.update(drawing=Drawing, shade=shade)
     return environment
 
 
@@ -45,36 +59,54 @@ def render(template: str, **values: object) -> str:
     """The page's text, with the style sheet inside; all values are escaped."""
     sheet = Path(__file__).with_name("templates") / "style.css"
     style = Markup(sheet.read_text(encoding="utf-8"))  # ours, so not escaped
-    return _environment().get_template(template).render(style=style, **values)
+    return _environment().get_template(template).render(style=style, side=SIDE, **values)
 
 
-def percent(value: float) -> str:
-    """A percentage in a sentence, with one decimal if it needs one."""
-    return f"{100 * value:.1f}".removesuffix(".0") + "\u00a0%"
+@dataclass(frozen=True)
+class Drawing:
+    """A chart whose shares 0..1 are positions in a frame; the y axis ends above the highest."""
+
+    chart: Chart
+    width: int = WIDTH
+    height: int = HEIGHT
+    left: int = LEFT
+    right: int = RIGHT
+    top: int = TOP
+    bottom: int = BOTTOM
+
+    @cached_property
+    def _axis(self) -> tuple[float, int]:
+        """The end of the y axis, and how many steps lead there."""
+        lines = [y for line in self.chart.lines for y in line.y]
+        highest = max([0.0, *lines, *(dot.y for dot in self.chart.dots)])
+        return next((end, steps) for end, steps in _TOPS if highest <= end + 1e-9)
+
+    def x(self, value: float) -> float:
+        return round(LEFT + value * (RIGHT - LEFT), 1)
+
+    def y(self, value: float) -> float:
+        return round(BOTTOM - value / self._axis[0] * (BOTTOM - TOP), 1)
+
+    @property
+    def x_ticks(self) -> list[Tick]:
+        return [(self.x(step / 5), f"{20 * step} %") for step in range(6)]
+
+    @property
+    def y_ticks(self) -> list[Tick]:
+        end, steps = self._axis
+        values = [end * step / steps for step in range(steps + 1)]
+        return [(self.y(value), f"{100 * value:.0f} %") for value in values]
+
+    def points(self, line: Line) -> str:
+        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in zip(line.x, line.y, strict=True))
+
+    def radius(self, dot: Dot) -> float:
+        return round(3.0 + 7.0 * math.sqrt(dot.weight), 1)
 
 
-def share(value: float | None) -> str:
-    """A percentage in a table, always with one decimal so that columns align."""
-    return "-" if value is None else f"{100 * value:.1f}\u00a0%"
-
-
-def between(ends: Sequence[float] | None) -> str:
-    return "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %"
-
-
-def join_words(words: Sequence[str]) -> str:
-    """The words in a row, with commas and a final "and"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
-class Words(NamedTuple):
-    """What a card says about an image, and about the copy with the evidence."""
-
-    title: str
-    text: str
-    image: str
-    caption: str
-    heat: str
+def shade(share: float) -> str:
+    """The opacity of a cell in a shaded table."""
+    return f"{DARKEST * share:.3f}"
 
 
 @dataclass(frozen=True)
@@ -105,14 +137,17 @@ class Subject:
         return f"; the image that decided{part}, {100 * best.weight:.0f} % of the answer"
 
     def cards(
-        self, chosen: Sequence[tuple[int, int]], describe: Callable[[int, int], Words]
-    ) -> list[dict[str, Any]]:
+        self,
+        chosen: Sequence[tuple[int, int]],
+        describe: Callable[[Subject, int, int], tuple[str, str]],
+    ) -> tuple[Card, ...]:
         """Images as the model saw them, and with the evidence for a class drawn in.
 
         `chosen` are the numbers of images, each with its class; none if images are not shown.
+        `describe` gives the title and the text of a card.
         """
         if not self.images or not chosen:
-            return []
+            return ()
         rows, columns = self.classifier.backbone.patch_grid
         top = min(_OUTLINED, rows * columns)
         cases = [Case.single(self.predictions.images[number]) for number, _ in chosen]
@@ -121,17 +156,18 @@ class Subject:
         with progress_bar("Drawing evidence", len(chosen)) as bar:
             for (number, label), decision in zip(chosen, decisions, strict=True):
                 evidence = evidence_of(self.classifier, decision, label=label, top=top)
-                words = describe(number, label)
+                title, text = describe(self, number, label)
                 name = self.predictions.class_names[label]
-                images = [(_copy(decision.crop), words.image, words.caption)]
+                shown = f"An image: {title}"
+                images = [(_copy(decision.crop), shown, "what it saw")]
                 if evidence is not None:
                     heat = _copy(np.asarray(heat_map(evidence)))
-                    images.append((heat, words.heat, f"evidence for and against {name}"))
-                text = words.text + self._deciding(number)
-                card = {"title": words.title, "words": text, "images": images}
-                cards.append(card | {"file": self.file(number)})
+                    outlined = f"The same image; the patches with most evidence for {name} outlined"
+                    images.append((heat, outlined, f"evidence for and against {name}"))
+                text += self._deciding(number)
+                cards.append(Card(title, text, tuple(images), self.file(number)))
                 bar.advance()
-        return cards
+        return tuple(cards)
 
 
 def _copy(pixels: NDArray[np.uint8] | None) -> str:

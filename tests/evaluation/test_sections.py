@@ -1,0 +1,144 @@
+"""What an evaluation says: sections, warnings, and their plain text."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from ogkd.data.tasks import Findings, OneOf
+from ogkd.evaluation import Evaluation, evaluate_predictions
+from ogkd.evaluation.sections import cell, in_units, join_words, name_columns, percent
+from world import predictions
+
+NAMES = ("cyst", "mass", "normal", "stone")
+
+
+def outcome(counts, normal=(), **options):
+    """The evaluation of images that are classified in this way."""
+    classes = len(counts)
+    cells = [(a, b) for a in range(classes) for b in range(classes) for _ in range(counts[a][b])]
+    truth, answers = np.array(cells).T
+    p = np.full((len(cells), classes), (1 - 0.8) / (classes - 1))
+    p[np.arange(len(cells)), answers] = 0.8
+    task = OneOf(NAMES[:classes], tuple(normal))
+    return evaluate_predictions(
+        predictions(truth, np.log(p), task=task), **{"resamples": 0, **options}
+    )
+
+
+def section(result, title):
+    """The text and the rows of a section by the start of its title."""
+    [made] = [each for each in result.sections if each.title.startswith(title)]
+    return " ".join(made.text), made.table and made.table.rows
+
+
+def test_the_summary_speaks_of_counts_that_a_reader_can_check():
+    result = outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,))
+    result["selective"]["risk_at_coverage"]["0.8"] = 0.1
+    text, _ = section(result, "Summary")
+    assert "cyst mistaken for mass (10 of 50), mass mistaken for cyst (5 of 50)" in text
+    assert "falls from 17 % to 10 %" in text
+    text, rows = section(result, "Screening")
+    assert "100 of 100 images with a finding are detected, with false alarms on 10 of 50" in text
+    assert "Flagging as many images at random would detect 73 %" in text
+    assert dict(rows)["Specificity"] == "80.0"
+    _, rows = section(result, "Confusion matrix")
+    assert rows[0] == ("cyst", "40 (80 %)", "10 (20 %)", "0 (0 %)")
+
+
+@pytest.mark.parametrize(
+    ("sure", "words"),
+    [(0.95, "it is overconfident"), (0.85, "about right"), (0.6, "it is underconfident")],
+)
+def test_confidence_is_compared_with_accuracy(sure, words):
+    result = outcome([[40, 10], [5, 45]])
+    result["reliability"] = [{"images": 100, "confidence": sure, "accuracy": 0.85}]
+    text, _ = section(result, "Summary")
+    assert words in text
+    assert "ogkd calibrate" in text
+
+
+@pytest.mark.parametrize(("risk", "words"), [(0.3, "rises"), (0.15, "stays"), (0.0, "to 0 %")])
+def test_referral_is_not_praised_where_it_does_not_help(risk, words):
+    result = outcome([[40, 10], [5, 45]])
+    result["selective"]["risk_at_coverage"]["0.8"] = risk
+    assert words in section(result, "Summary")[0]
+
+
+def test_few_absent_and_learned_images_are_warned_of():
+    warnings = " ".join(outcome([[3, 0, 0], [0, 40, 0], [0, 0, 0]])["warnings"])
+    assert "Few images of cyst (3)" in warnings
+    assert "No images of normal" in warnings
+    assert outcome([[30, 0], [0, 40]])["warnings"] == []
+
+
+@pytest.mark.parametrize("normal", [(), (0, 1)])
+def test_without_images_of_both_sides_there_is_no_screening(normal):
+    keys = [each.key for each in outcome([[30, 2], [3, 20]], normal).sections]
+    assert "screening" not in keys
+    assert keys[:3] == ["summary", "classes", "metrics"]
+
+
+def test_cases_of_several_images_are_called_by_their_unit():
+    result = outcome([[30, 2], [3, 20]])
+    result["unit"] = "exam"
+    assert "If the least confident 20 % of the exams" in section(result, "Summary")[0]
+    assert result.sections[1].table.head[1] == "exams"
+    assert in_units("3 images", {"unit": "exam", "class_names": ["no image"]}) == "3 images"
+
+
+def test_findings_have_their_own_sections():
+    y = np.tile([[1, 0], [0, 1], [1, 1], [0, -1]], (10, 1))
+    judged = predictions(y, 2.0 * y - 1, task=Findings(("edema", "noise")))
+    result = evaluate_predictions(judged, resamples=20)
+    assert [each.key for each in result.sections] == ["findings", "answers", ""]
+    _, rows = section(result, "Each finding")
+    assert rows[1][:5] == ("noise", "20", "10", "10", "100.0 [100-100]")
+    assert "not calibrated" in section(result, "Answers")[0]
+
+
+def test_a_result_is_a_plain_dictionary_that_shows_its_verdict():
+    result = outcome([[30, 2], [3, 20]], resamples=20)
+    assert isinstance(result, Evaluation)
+    assert json.loads(json.dumps(result)) == result == copy.deepcopy(result)
+    text = repr(result)
+    assert text.startswith("Evaluation on 55 images\n")
+    assert " ".join(result["verdict"]["text"].split()) in " ".join(text.split())
+    assert "AURC" not in text
+    assert "AURC" in result.text(everything=True)
+    result["warnings"].append("The model learned from 3 of these images.")
+    assert "Warning: The model learned from 3" in repr(result)
+
+
+def test_lines_fit_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    result = outcome([[30, 2, 1], [3, 20, 1], [0, 0, 30]], normal=(2,), resamples=20)
+    names = ["an invasive carcinoma of no special type, grade three", *NAMES[1:3]]
+    result["class_names"] = names
+    result["per_class"] = dict(zip(names, result["per_class"].values(), strict=True))
+    text = result.text(everything=True)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(word in text for word in ("recall", "specificity", "precision", "F1", "AUROC"))
+
+
+def test_an_interval_in_whole_percents_never_excludes_its_value():
+    values = {"npv": 0.998, "recall": 0.61, "f1": None}
+    values["intervals"] = {"npv": (0.996, 0.999), "recall": (0.452, 0.758)}
+    shown = [cell(values, key) for key in ("npv", "recall", "f1")]
+    assert shown == ["99.8 [99.6-99.9]", "61.0 [45-76]", "-"]
+
+
+def test_words_numbers_and_columns():
+    assert [join_words(list("abc"[:n])) for n in range(4)] == ["", "a", "a and b", "a, b and c"]
+    assert [percent(value) for value in (0.2, 0.996, 1, 0.0004)] == [
+        "20 %",
+        "99.6 %",
+        "100 %",
+        "0.0 %",
+    ]
+    assert name_columns(("a", "b")) == (("a", "b"), ("a", "b"))
+    columns, rows = name_columns([f"class {letter}" for letter in "abcdefghij"])
+    assert (columns[9], rows[9]) == ("10", "10 class j")
