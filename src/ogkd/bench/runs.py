@@ -9,10 +9,12 @@ RUNS/failed/HASH.json says why a run did not finish.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +28,7 @@ from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
 from ogkd.data.splits import MAX_SEED, Sampling
-from ogkd.errors import DataError, OgkdError
+from ogkd.errors import DataError, OgkdError, OgkdWarning
 from ogkd.files import folder_atomically, read_bytes, write_json
 from ogkd.records import Record, read_record, sealed
 
@@ -198,21 +200,12 @@ class _Failure(FrozenRecord):
     spec: RunSpec
 
 
-def _warn(note: str) -> None:
-    warnings.warn(note, stacklevel=5)
-
-
 class RunsFolder:
-    """A folder of runs; several processes may work on it at once.
+    """A folder of runs; several processes may work on it at once."""
 
-    `on_skip` receives a sentence about each damaged run that is left out; by default it is a
-    warning.
-    """
-
-    def __init__(self, root: Path, on_skip: Callable[[str], None] = _warn) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.claims = root / ".claims"  # locks of the runs that are being computed
-        self._on_skip = on_skip
 
     def folder_of(self, spec: RunSpec) -> Path:
         return self.root / "runs" / spec.hash
@@ -224,23 +217,26 @@ class RunsFolder:
         """A finished run, on request with a check of its predictions; DataError if damaged."""
         return _read_run(self.folder_of(spec), predictions=predictions)
 
-    def damage(self, spec: RunSpec) -> str:
-        """Why a run that is there cannot be used; "" if it can be, or is not there."""
+    def state(self, spec: RunSpec) -> tuple[str, str]:
+        """Whether a run is done, missing, failed or damaged, and why."""
+        if reason := self.reason(spec):
+            return "failed", reason
         try:
             if self.folder_of(spec).exists():
                 self.read(spec, predictions=True)
+                return "done", ""
         except OgkdError as error:
-            return str(error)
-        return ""
+            return "damaged", str(error)
+        return "missing", ""
 
     def runs(self) -> list[FinishedRun]:
-        """Every finished run, by hash; damaged ones are left out with a note."""
+        """Every finished run, by hash; damaged ones are left out with a warning."""
         return list(self._readable(sorted((self.root / "runs").glob("[!.]*"))).values())
 
     def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
         """The finished runs of a plan with their labels, in the plan's order.
 
-        Damaged ones are left out with a note; DataError if there are no others. On request the
+        Damaged ones are left out with a warning; DataError if there are no others. On request the
         predictions are checked too.
         """
         folders = (self.folder_of(spec) for spec in plan.specs.values())
@@ -261,7 +257,8 @@ class RunsFolder:
         if problems and not runs:
             raise DataError(f"None of {len(problems)} runs can be used: {problems[0]}")
         for problem in problems:
-            self._on_skip(f"Skipped: {problem} Run its grid again to compute it again.")
+            note = f"Skipped: {problem} Run its grid again to compute it again."
+            warnings.warn(note, OgkdWarning, stacklevel=4)
         return runs
 
     def write(
@@ -292,9 +289,27 @@ class RunsFolder:
         content = _Failure(error=error, spec=spec).model_dump(mode="json")
         write_json(self.failure_of(spec), content, ours=True)
 
+    def forget_failure(self, spec: RunSpec) -> None:
+        """Let the next command try it again, and count its attempts anew."""
+        self.failure_of(spec).unlink(missing_ok=True)
+        self.attempts_of(spec).unlink(missing_ok=True)
+
+    def attempts_of(self, spec: RunSpec) -> Path:
+        """The file that counts processes that died while they worked on the run."""
+        return self.claims / f"{spec.hash}.tries"
+
+    def move_away(self, spec: RunSpec) -> Path:
+        """Move a run that cannot be used out of the way, so that it is run again."""
+        moved = self.root / "damaged" / f"{spec.hash}-{time.time_ns()}"
+        moved.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another command was faster
+            self.folder_of(spec).rename(moved)
+        return moved
+
     def reason(self, spec: RunSpec) -> str:
-        """Why a run failed."""
-        return _read(self.failure_of(spec), _Failure).error
+        """Why a run failed, in one line; "" if it did not."""
+        path = self.failure_of(spec)
+        return _one_line(_read(path, _Failure).error) if path.is_file() else ""
 
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
@@ -315,15 +330,6 @@ class RunsFolder:
         """The plans of all grids that were run into this folder."""
         paths = sorted((self.root / "plans").glob("*.json"))
         return {path.stem: _read(path, Plan) for path in paths}
-
-    def plan_to_replace(self, name: str) -> Plan | None:
-        """The plan of a name; if its file is damaged it is removed, so that it can be replaced."""
-        path = self.root / "plans" / f"{name}.json"
-        try:
-            return _read(path, Plan) if path.exists() else None
-        except DataError:
-            path.unlink()
-            return None
 
 
 def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
@@ -348,7 +354,7 @@ def sha256_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def one_line(reason: str) -> str:
+def _one_line(reason: str) -> str:
     """A failure in one line: the end of a traceback, or the beginning of a message."""
     lines = [line.strip() for line in reason.strip().splitlines()] or [""]
     return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])

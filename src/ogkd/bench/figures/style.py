@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -56,6 +57,10 @@ def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
     }
 
 
+def colours(count: int) -> tuple[str, ...]:
+    return _COLOURS[:count]
+
+
 @contextmanager
 def styled() -> Iterator[None]:
     """Use this style only, whatever the user's own settings are."""
@@ -78,9 +83,31 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def columns_for(panels: int) -> int:
-    """How many panels fit in a row so that each is legible on a page."""
-    return panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+def grid(
+    panels: int, x_name: str = "", y_name: str = "", *, height: float, width: float = 2.5
+) -> tuple[Figure, list[Axes]]:
+    """A figure of small panels, at most four in a row, each legible on a page.
+
+    Axes are named at the left and at the bottom only: elsewhere it would cost room.
+    """
+    columns = panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+    rows = -(-panels // columns)
+    figure = new_figure(COLUMN if panels == 1 else min(PAGE, width * columns), 0.7 + rows * height)
+    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
+    for ax in axes[::columns]:
+        ax.set_ylabel(y_name)
+    for ax in axes[(rows - 1) * columns :]:
+        ax.set_xlabel(x_name)
+    return figure, axes
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
+    """One legend for all panels."""
+    each = 0.4 + 0.06 * max(map(len, handles))  # inches for one entry
+    many = max(1, min(len(handles), int(figure.get_figwidth() / each)))
+    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(handles) // many))
+    names, lines = list(handles), list(handles.values())
+    figure.legend(lines, names, loc="outside lower center", ncols=many, columnspacing=1.2)
 
 
 def header(figure: Figure, *lines: str) -> None:
