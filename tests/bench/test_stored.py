@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from ogkd.bench.runs import PREDICTIONS, RunsFolder, RunSpec
 from ogkd.cli import bench as cli
-from ogkd.errors import DataError
+from ogkd.errors import DataError, OgkdWarning
 from tiny_data import edit_sealed
 from tiny_runs import make_plan, write_run
 
@@ -36,11 +37,13 @@ def folder(tmp_path: Path) -> RunsFolder:
 
 @pytest.fixture
 def bench(folder: RunsFolder, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
-    """Run a command of `ogkd bench`, without its parsing; its output and what it says beside it."""
+    """Run a command of `ogkd bench`, without its parsing; its output and its warnings."""
 
     def call(command: str, *more: Any) -> tuple[str, str]:
-        getattr(cli, command)(folder.root, *more)
-        return capsys.readouterr()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            getattr(cli, command)(folder.root, *more)
+        return capsys.readouterr().out, "\n".join(str(warning.message) for warning in caught)
 
     return call
 
@@ -54,8 +57,7 @@ def test_any_change_of_a_stored_run_is_noticed_and_the_others_are_used(
     changed = {"result.json": b"0.875", "spec.json": b"busi"}
     content[content.index(changed[name]) + 2 if name in changed else -1] ^= 1
     file.write_bytes(content)
-    assert folder.damage(BAD)
-    assert not any(folder.damage(spec) for spec in SPECS[1:])
+    assert [folder.state(spec)[0] for spec in SPECS] == ["damaged", "done", "done", "done"]
     commands = [("compare", ["ogkd", "coop"])] + [("table",), ("compare",)] * (name in changed)
     for command in commands:
         (line,) = bench(*command)[1].splitlines()
@@ -80,7 +82,7 @@ def test_results_that_are_not_of_the_run_are_left_out(
     folder: RunsFolder, change: Callable[[dict[str, Any]], None]
 ) -> None:
     edit_sealed(folder.folder_of(BAD) / "result.json", change)
-    with pytest.warns(UserWarning, match=f"Skipped: .*{BAD.hash}"):
+    with pytest.warns(OgkdWarning, match=f"Skipped: .*{BAD.hash}"):
         assert [run.spec for _, run in folder.finished(PLAN)] == SPECS[1:]
 
 
@@ -102,7 +104,7 @@ def test_what_is_not_a_run_at_all_is_named(folder: RunsFolder, bench: Any) -> No
 
 def test_in_python_a_skipped_run_is_a_warning(folder: RunsFolder) -> None:
     (folder.folder_of(BAD) / "spec.json").unlink()
-    with pytest.warns(UserWarning, match=f"Skipped: .*{BAD.hash}"):
+    with pytest.warns(OgkdWarning, match=f"Skipped: .*{BAD.hash}"):
         assert len(folder.finished(PLAN)) == 3
     with pytest.raises(DataError, match=r"spec\.json is missing or damaged"):
         folder.read(BAD)

@@ -185,8 +185,8 @@ def _summarise(folder: RunsFolder, plans: list[Plan]) -> None:
     specs = {key: spec for plan in plans for key, spec in plan.specs.items()}
     finished = sum(map(folder.has, specs.values()))
     say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
-    if failed := {spec: reason for spec in specs.values() if (reason := folder.reason(spec))}:
-        for spec, reason in list(failed.items())[:10]:
+    if failed := [(spec, reason) for spec in specs.values() if (reason := folder.reason(spec))]:
+        for spec, reason in failed[:10]:
             say(f"  failed: {spec}: {reason}")
         say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)

@@ -16,7 +16,7 @@ import pandas as pd
 from ogkd.bench.figures import style
 from ogkd.bench.figures.style import Drawn, header, shown
 from ogkd.bench.tidy import Condition, Summary, average_and_spread
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, pluralize
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -54,7 +54,8 @@ def few_shot(given: FigureInput, *, average: bool) -> Drawn:
             f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
         )
     values = _values(summary, summary.conditions, "shots", "test")
-    panels = [panel_of("", "test", values)] if average else []
+    title = "" if len(summary.datasets) > 1 else summary.datasets[0]
+    panels = [panel_of(title, "test", values)] if average else []
     for name in summary.datasets if not average else ():
         single = {
             key: scores[scores.index.isin([name], "dataset")] for key, scores in values.items()
@@ -156,13 +157,12 @@ def draw_panels(panels: Iterable[Panel], given: FigureInput, axis: str, x_name: 
             _write_gains(ax, panel, given.pair)
     style.legend_below(figure, handles)
     left_out = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
-    names = dict.fromkeys(name for panel in panels for name in panel.datasets)
-    seeds = len({run.spec.seed for _, run in given.runs})
+    most = max(len(panel.datasets) for panel in panels)
+    seeds = pluralize(len({run.spec.seed for _, run in given.runs}), "seed")
+    bars = "; band: ± std over seeds" if seeds != "1 seed" else ""
     header(
         figure,
-        (f"{', '.join(names)}: mean" if len(names) == 1 else f"Mean of {len(names)} datasets")
-        + f" of {seeds} seed{'s' * (seeds > 1)}"
-        + ("; band: ± std over seeds" if seeds > 1 else ""),
+        f"Mean of {f'{most} datasets, ' if most > 1 else ''}{seeds}{bars}",
         f"Δ = {' − '.join(given.pair)}, in points" if axis == "budget" and given.pair else "",
         f"Not finished, left out: {left_out}" if left_out else "",
     )
