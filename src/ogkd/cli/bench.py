@@ -125,7 +125,7 @@ def run(
     engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
-    from ogkd.bench.grid import expand, tuning_grid, without_preset, write_best
+    from ogkd.bench.grid import expand, tuning_grid, write_best
     from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import make_job, run_processes, run_ray, watched, work
@@ -138,8 +138,6 @@ def run(
         grids = [tuning_grid(*grids, trials=tune)]
     plans = [(each, *expand(each)) for each in grids]
     for each, plan, sources in plans:
-        if names := without_preset(each, sources):
-            say(f"Note: the preset auto is used for: {', '.join(names)} (not the paper's).")
         if dry_run:
             _list_missing(folder, plan)
             continue
@@ -172,7 +170,7 @@ def run(
 
 def _list_missing(folder: RunsFolder, plan: Plan) -> None:
     """Print the runs that are missing, one per line, and how many there are."""
-    missing = [spec for spec in plan.specs.values() if folder.state(spec)[0] != "done"]
+    missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
     for spec in missing:
         typer.echo(f"{spec.hash}  {spec}")
     count = len({spec.dataset for spec in plan.specs.values()})
@@ -195,30 +193,12 @@ def _summarise(folder: RunsFolder, plans: list[Plan]) -> None:
 
 
 @app.command()
-def status(runs: RunsArgument) -> None:
-    """Show what is done, missing, failed and damaged in a folder of runs."""
-    folder = _open(runs)
-    problems: dict[str, str] = {}
-    for name, plan in folder.plans().items():
-        counts = dict.fromkeys(("done", "missing", "failed", "damaged"), 0)
-        for spec in plan.specs.values():
-            state, reason = folder.state(spec)
-            counts[state] += 1
-            if reason:
-                problems[spec.hash] = f"{state}: {spec}\n  {reason}"
-        words = [f"{n} {state}" for state, n in counts.items() if n or state != "damaged"]
-        typer.echo(f"{name}: {', '.join(words)} of {len(plan.specs)}")
-    for problem in problems.values():
-        typer.echo(problem)
-
-
-@app.command()
 def table(
     runs: RunsArgument,
     plan: PlanOption = None,
     metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "csv", "runs"],
+        Literal["markdown", "latex", "runs"],
         Option(help="Output format; runs: every finished run of the folder, as CSV."),
     ] = "markdown",
 ) -> None:

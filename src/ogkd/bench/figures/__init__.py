@@ -24,7 +24,6 @@ class FigureInput:
     plan: Plan
     runs: LabelledRuns
     pair: tuple[str, str] | None  # None: there is only one method
-    pair_only: bool = False  # the user chose them: other methods are not drawn beside them
 
     @cached_property
     def accuracy(self) -> Summary:
@@ -73,16 +72,16 @@ def make_figures(
         if name not in FIGURES:
             hint = did_you_mean(name, FIGURES)
             raise ConfigError(f"Unknown figure '{name}'.{hint}", argument="names")
-    runs = folder.finished(plan, predictions=True)
+    runs = folder.finished(plan)
     if not runs:
         raise ConfigError(f"Plan '{plan.name}' has no finished runs in {folder.root}.")
     methods = {label: run.spec.method for label, run in runs}
     if pair and (len(set(pair)) < 2 or not methods.keys() >= set(pair)):
         raise ConfigError("Give the labels of two different rows.", argument="pair")
-    given = FigureInput(plan, runs, pair or choose_pair(methods), pair_only=pair is not None)
+    given = FigureInput(plan, runs, pair or choose_pair(methods))
     changed = changed_settings(plan)
     made_with = f"Prompts: {prompts_used(run for _, run in runs)}"
-    made_with += f". Changed settings: {changed}" if changed else ""
+    made_with += f". Settings: {changed}" if changed else ""
     paths: list[Path] = []
     impossible = []
     for name in dict.fromkeys(FIGURES if names is None else names):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -172,27 +172,24 @@ def draw_panels(panels: Iterable[Panel], given: FigureInput, axis: str, x_name: 
 def _draw_panel(
     ax: Axes,
     panel: Panel,
-    look: Mapping[str, style.Look],
+    look: Mapping[str, dict[str, Any]],
     handles: dict[str, Artist],
     bands: Sequence[str],
 ) -> None:
     moving = set(panel.points.dropna(subset="x")["label"])
     curves = panel.points.groupby(["label", panel.points["x"].isna()], sort=False)
     # The pair comes last, so that its curves are on top.
-    for (label, flat), curve in sorted(curves, key=lambda item: look[item[0][0]].width):
-        drawn_as, mean, std = look[label], curve["mean"], curve["std"]
+    for (label, flat), curve in sorted(curves, key=lambda item: look[item[0][0]]["linewidth"]):
+        colour, mean, std = look[label]["color"], curve["mean"], curve["std"]
         if flat:  # it does not vary along the axis: a level
             name = f"{label} (preset)" if label in moving else label
-            line = ax.axhline(mean.iloc[0], color=drawn_as.colour, linestyle="--", linewidth=0.9)
+            line = ax.axhline(mean.iloc[0], color=colour, linestyle="--", linewidth=0.9)
             handles.setdefault(shown(name), line)
             continue
-        (line,) = ax.plot(
-            curve["x"], mean, color=drawn_as.colour, marker=drawn_as.marker,
-            linestyle=drawn_as.dash, linewidth=drawn_as.width, markeredgewidth=0,
-        )  # fmt: skip
+        (line,) = ax.plot(curve["x"], mean, markeredgewidth=0, **look[label])
         handles.setdefault(shown(label), line)
         if label in bands and std.notna().any():
-            style.band(ax, curve["x"], mean, std, drawn_as.colour)
+            style.band(ax, curve["x"], mean, std, colour)
     ax.set_title(shown(panel.title, 36), loc="left")
 
 

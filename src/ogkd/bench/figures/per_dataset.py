@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.bench.compare import paired_runs
 from ogkd.bench.figures import style
 from ogkd.bench.figures.style import Drawn, Floats, header, shown
 from ogkd.bench.runs import FinishedRun, LabelledRuns, RunSpec, same_images
-from ogkd.bench.tidy import indistinguishable, right, spread
+from ogkd.bench.tidy import right, spread
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import aurc, risk_coverage
 from ogkd.evaluation.names import METRICS
@@ -37,10 +37,7 @@ _WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
 _NEIGHBOURS = 3  # the paper's k
 _FEWEST = 10  # values of which a density is drawn; of fewer it would be a shape of its kernel
-_OTHERS = 4  # methods beside the pair in a panel of risk curves
 _AURC = METRICS["aurc"]
-# What two runs must have in common to be compared image by image.
-_COMMON = ("dataset", "protocol", "backbone", "shots", "flips", "budget", "seed")
 
 
 # What is drawn, as functions of probabilities, labels and class graph
@@ -158,22 +155,20 @@ class PairedPredictions:
 
 def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]:
     """A and B on each dataset and part, at the most shots and fewest flips that both have."""
-    first, second = (_by_setting(runs, label) for label in pair)
-    both = [(first[key], second[key]) for key in first if key in second]
-    if not both:
+    rows: dict[str, dict[tuple[float, ...], list[FinishedRun]]] = {label: {} for label in pair}
+    for label, run in runs:
+        if label in rows:
+            rows[label].setdefault(_rank(run.spec), []).append(run)
+    first, second = rows.values()
+    best = max(first.keys() & second.keys(), default=())
+    pairs = paired_runs(first[best], second[best]) if best else {}
+    if not pairs:
         raise ConfigError(
             f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
             "and seed."
         )
-    groups: dict[tuple[str, str], list[tuple[FinishedRun, FinishedRun]]] = {}
-    for two in sorted(both, key=lambda two: (_rank(two[0].spec), two[0].spec.seed)):
-        groups.setdefault((two[0].spec.dataset, two[0].spec.protocol), []).append(two)
-    pairs = []
-    for group in groups.values():
-        best = _rank(group[-1][0].spec)
-        chosen = [two for two in group if _rank(two[0].spec) == best]
-        pairs += [_pool(chosen, part) for part in chosen[0][0].parts]
-    return sorted(pairs, key=lambda pair: pair.name)
+    chosen = [pairs[dataset] for dataset in sorted(pairs)]
+    return [_pool(*both, part) for both in chosen for part in both[0][0].parts]
 
 
 def _rank(spec: RunSpec) -> tuple[float, float, float]:
@@ -182,18 +177,11 @@ def _rank(spec: RunSpec) -> tuple[float, float, float]:
     return shots, -float(spec.flips), budget
 
 
-def _by_setting(runs: LabelledRuns, wanted: str) -> dict[tuple[object, ...], FinishedRun]:
-    by_setting: dict[tuple[object, ...], FinishedRun] = {}
-    for run in (run for label, run in runs if label == wanted):
-        other = by_setting.setdefault(tuple(getattr(run.spec, name) for name in _COMMON), run)
-        if other.spec != run.spec:
-            raise indistinguishable(wanted, other.spec, run.spec)
-    return by_setting
-
-
-def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> PairedPredictions:
-    first, spec = chosen[0][0], chosen[0][0].spec
-    pairs = [same_images(both, part) for both in chosen]
+def _pool(
+    runs_a: Sequence[FinishedRun], runs_b: Sequence[FinishedRun], part: str
+) -> PairedPredictions:
+    spec = runs_a[0].spec
+    pairs = [same_images(both, part) for both in zip(runs_a, runs_b, strict=True)]
     words = [spec.dataset if part == "test" else f"{spec.dataset} ({part})"]
     words += [f"{spec.shots} shots"] if spec.shots else []
     words += [f"{spec.flips} flips"] if spec.flips else []
@@ -206,14 +194,11 @@ def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> Paire
         b=np.concatenate([b.probabilities for _, b in pairs]).astype(np.float64),
         run=np.repeat(np.arange(len(pairs)), [len(a.labels) for a, _ in pairs]),
         W=pairs[0][0].W.astype(np.float64),
-        normal=tuple(first.result["normal"][part]),
+        normal=tuple(runs_a[0].result["normal"][part]),
     )
 
 
 # Risk and coverage
-
-
-Curve = tuple[PairedPredictions, Floats]  # one method's probabilities, and what they belong to
 
 
 def risk_curves(given: FigureInput) -> Drawn:
@@ -222,25 +207,14 @@ def risk_curves(given: FigureInput) -> Drawn:
     The most confident images are kept first. Confidence is the largest probability; images of
     equal confidence count by expectation. AURC is the mean risk over coverages 1/N..1.
     """
-    first, second = given.both
     pairs = paired(given.runs, given.both)
-    panels: list[dict[str, Curve]] = [{first: (p, p.a), second: (p, p.b)} for p in pairs]
-    others = _others(given, pairs)
-    for panel, images in zip(panels, pairs, strict=True):
-        panel |= {
-            name: curves[images.title] for name, curves in others.items() if images.title in curves
-        }
-    labels = [first, second, *others]
-    look = style.looks(labels, given.both)
-    figure, axes = style.grid(
-        len(pairs), "Coverage (% kept)", "Risk (% wrong)", height=1.9 + 0.14 * len(labels)
-    )
+    figure, axes = style.grid(len(pairs), "Coverage (% kept)", "Risk (% wrong)", height=2.2)
     handles: dict[str, Artist] = {}
-    for ax, panel, images in zip(axes, panels, pairs, strict=True):
-        for label, curve in reversed(panel.items()):
-            handles[shown(label)] = _risk_curve(ax, *curve, look[label].colour)
+    for ax, images in zip(axes, pairs, strict=True):
+        for label, p, colour in zip(given.both, (images.a, images.b), style.COLOURS, strict=False):
+            handles[shown(label)] = _risk_curve(ax, images, p, colour)
         _risk_axes(ax, f"{shown(images.title, 30)}\n{_AURC.heading}")
-    style.legend_below(figure, {shown(label): handles[shown(label)] for label in labels})
+    style.legend_below(figure, handles)
     several = max(images.seeds for images in pairs) > 1
     header(
         figure,
@@ -248,26 +222,6 @@ def risk_curves(given: FigureInput) -> Drawn:
         + ("; mean over seeds, band and ± are the std over seeds" if several else "; one seed"),
     )
     yield "risk-coverage", figure
-
-
-def _others(given: FigureInput, pairs: Sequence[PairedPredictions]) -> dict[str, dict[str, Curve]]:
-    """The methods beside the pair with the lowest AURC, by label and title of a panel.
-
-    They are compared with the first of the pair, on its images and at its shots.
-    """
-    titles = {images.title for images in pairs}
-    curves: dict[str, dict[str, Curve]] = {}
-    for label in dict.fromkeys(label for label, _ in given.runs) if not given.pair_only else ():
-        with suppress(ConfigError):  # no run like those of the pair
-            same = paired(given.runs, (given.both[0], label)) if label not in given.both else []
-            curves[label] = {other.title: (other, other.b) for other in same}
-            curves[label] = {key: curves[label][key] for key in curves[label].keys() & titles}
-
-    def area(label: str) -> float:
-        return float(np.mean([aurc(images.y, p) for images, p in curves[label].values()]))
-
-    best = sorted((label for label in curves if curves[label]), key=area)[:_OTHERS]
-    return {label: curves[label] for label in curves if label in best}
 
 
 def _risk_curve(ax: Axes, images: PairedPredictions, p: Floats, colour: str) -> Artist:
@@ -290,7 +244,7 @@ def _risk_axes(ax: Axes, title: str) -> None:
     ax.set_xticks([0, 25, 50, 75, 100])
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     small = {"fontsize": 7, "title_fontsize": 7, "handlelength": 1.0, "labelspacing": 0.3}
-    style.legend_above(ax, title, reverse=True, **small)
+    style.legend_above(ax, title, **small)
 
 
 def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
@@ -394,7 +348,7 @@ def _densities(
 def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
     low, high = sample.bounds or _with_room(np.concatenate(sample.values))
     grid = np.linspace(low, high, 401)
-    for label, values, colour in zip(pair, sample.values, style.colours(2), strict=True):
+    for label, values, colour in zip(pair, sample.values, style.COLOURS, strict=False):
         total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
         name = f"{shown(label, 20)}: {total.replace('-', '−')}"
         enough = len(values) >= _FEWEST
@@ -402,13 +356,9 @@ def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
         if heights is not None:
             ax.plot(grid, heights, color=colour, label=name)
             ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
-        else:  # the values themselves instead
-            middle = np.full(len(values), 0.4)
+        else:  # the values themselves instead, at one height
             across = ax.get_xaxis_transform()
-            ax.plot(values, middle, "o", color=colour, alpha=0.6, transform=across, label=name)
-    if len(sample.values[0]) < _FEWEST:
-        why = f"n = {len(sample.values[0])}: points, no density"
-        ax.text(0.5, 0.75, why, transform=ax.transAxes, ha="center", color="#666666")
+            ax.plot(values, 0.4 + 0 * values, "o", color=colour, transform=across, label=name)
     ax.locator_params(axis="x", nbins=6)
     ax.set_xlim(low, high)
     ax.set_ylim(bottom=0)

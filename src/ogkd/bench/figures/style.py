@@ -7,7 +7,6 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,37 +27,23 @@ Drawn = Iterator[tuple[str, "Figure"]]
 COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
 # Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, which is
 # hard to see on white.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
 
 
-@dataclass(frozen=True)
-class Look:
-    """How the lines of one method look, in every panel."""
-
-    colour: str
-    marker: str
-    dash: str
-    width: float  # in points; the two methods that are compared are wide
-
-
-def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
-    """A look for each label; the main labels come first and stand out."""
+def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """How the lines of each label look in every panel; the main labels come first and are wide."""
     order = [*main, *(label for label in labels if label not in main)]
     return {
-        label: Look(
-            _COLOURS[number % len(_COLOURS)],
-            _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
-            _DASHES[number // len(_COLOURS) % len(_DASHES)],
-            1.6 if label in main or not main else 1.0,
-        )
+        label: {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": _MARKERS[(number + number // len(COLOURS)) % len(_MARKERS)],
+            "linestyle": _DASHES[number // len(COLOURS) % len(_DASHES)],
+            "linewidth": 1.6 if label in main or not main else 1.0,
+        }
         for number, label in enumerate(order)
     }
-
-
-def colours(count: int) -> tuple[str, ...]:
-    return _COLOURS[:count]
 
 
 @contextmanager
