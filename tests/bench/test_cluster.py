@@ -121,14 +121,12 @@ def test_ray_restarts_lost_workers_and_one_error_says_that_all_died(bench, monke
     assert len(folder.finished(plan)) == len(plan.cells)
 
 
-def test_node_that_lacks_data_or_software_is_refused(bench, tmp_path):
+def test_node_that_lacks_the_folder_or_software_is_refused(bench, tmp_path):
     _, _, job = bench(datasets=["first"], shots=[1], seeds=[1])
-    source = job.sources["first"].model_copy(update={"folder": "/nowhere/first"})
     here = worker.version("ogkd")
     for changes, version, missing in (
         ({}, "0.0.0", "ogkd 0.0.0"),
         ({"out": str(tmp_path / "elsewhere")}, here, "elsewhere"),
-        ({"sources": {"first": source}}, here, "/nowhere/first"),
         ({"backbone": "/no/backbone"}, here, "/no/backbone"),
     ):
         content = job.model_copy(update=changes).model_dump_json()

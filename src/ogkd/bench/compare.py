@@ -160,40 +160,54 @@ class _Row:
         printed = {
             row.dataset: row for row in self.theirs if row.part == self.part.removeprefix("mean-")
         }
-        if not printed:
-            return
-        wanted = self.summary.wanted(self.condition, self.part)
         # The paper has no base-to-novel numbers of some benchmarks.
         theirs = self.every if len(printed) == 1 else printed
+        wanted = self.summary.wanted(self.condition, self.part)
         ours = {name: names[name] for name in theirs if names.get(name) in wanted}
         if self.part != "mean-hm":
-            for name in (name for name in names if name in ours and name in printed):
-                average = self._average([ours[name]])
-                if average is not None:
-                    notes = (
-                        [] if average.complete else [f"{average.done} of {average.planned} runs"]
-                    )
-                    notes += [different[ours[name]]] if ours[name] in different else []
-                    yield self._beside(printed[name], average, not notes, notes)
+            yield from self._datasets(printed, ours, different)
         # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-        same = [name for name in ours if ours[name] not in different]
-        average = self._average([ours[name] for name in same]) if same else None
-        if average and AVERAGE in printed and not (self.part == "mean-hm" and len(printed) == 1):
-            row, notes = printed[AVERAGE], []
-            comparable = average.complete
-            if len(printed) > 1:  # over the same datasets on both sides
-                row = row.model_copy(update={"value": self._published_average(same)})
-                if len(same) < len(self.every):
-                    notes = [f"both over {len(same)} datasets"]
-                elif abs(row.value - printed[AVERAGE].value) > _ROUNDING:
-                    notes = [f"printed: {printed[AVERAGE].value:.2f}"]
-            elif set(same) != set(self.every):
-                notes = [f"ours: {len(same)} of {len(self.every)} datasets"]
-                comparable = False
-            notes += [] if average.complete else ["runs are missing"]
-            other = [f"{name} ({different[ours[name]]})" for name in ours if name not in same]
-            notes += [f"left out: {', '.join(other)}"] if other else []
-            yield self._beside(row, average, comparable, notes)
+        if AVERAGE in printed and (self.part != "mean-hm" or len(printed) > 1):
+            yield from self._averages(printed, ours, different)
+
+    def _datasets(
+        self,
+        printed: Mapping[str, Published],
+        ours: Mapping[str, str],
+        different: Mapping[str, str],
+    ) -> Iterator[Comparison]:
+        for name, dataset in ours.items():
+            average = self._average([dataset])
+            if average is not None and name in printed:
+                notes = [] if average.complete else [f"{average.done} of {average.planned} runs"]
+                notes += [different[dataset]] if dataset in different else []
+                yield self._beside(printed[name], average, not notes, notes)
+
+    def _averages(
+        self,
+        printed: Mapping[str, Published],
+        ours: Mapping[str, str],
+        different: Mapping[str, str],
+    ) -> Iterator[Comparison]:
+        """The average over the datasets with the benchmark's classes, on both sides."""
+        same = [name for name, dataset in ours.items() if dataset not in different]
+        average = self._average([ours[name] for name in same])
+        if average is None:
+            return
+        row, notes, comparable = printed[AVERAGE], [], average.complete
+        if len(printed) > 1:
+            row = row.model_copy(update={"value": self._published_average(same)})
+            if len(same) < len(self.every):
+                notes = [f"both over {len(same)} datasets"]
+            elif abs(row.value - printed[AVERAGE].value) > _ROUNDING:
+                notes = [f"printed: {printed[AVERAGE].value:.2f}"]
+        elif set(same) != set(self.every):
+            notes = [f"ours: {len(same)} of {len(self.every)} datasets"]
+            comparable = False
+        notes += [] if average.complete else ["runs are missing"]
+        other = [f"{name} ({different[ours[name]]})" for name in ours if name not in same]
+        notes += [f"left out: {', '.join(other)}"] if other else []
+        yield self._beside(row, average, comparable, notes)
 
     def _average(self, datasets: Sequence[str]) -> Average | None:
         return self.summary.average(self.label, self.condition, self.part, datasets)

@@ -7,7 +7,7 @@ a panel shows, and how it is drawn.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,17 +156,20 @@ def draw_panels(panels: Iterable[Panel], given: FigureInput, axis: str, x_name: 
         if axis == "budget" and given.pair:
             _write_gains(ax, panel, given.pair)
     style.legend_below(figure, handles)
-    left_out = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
+    header(figure, *_heading(panels, given, axis))
+    return figure
+
+
+def _heading(panels: Sequence[Panel], given: FigureInput, axis: str) -> Iterator[str]:
+    """What is averaged, and what the numbers in the panels are."""
     most = max(len(panel.datasets) for panel in panels)
     seeds = pluralize(len({run.spec.seed for _, run in given.runs}), "seed")
     bars = "; band: ± std over seeds" if seeds != "1 seed" else ""
-    header(
-        figure,
-        f"Mean of {f'{most} datasets, ' if most > 1 else ''}{seeds}{bars}",
-        f"Δ = {' − '.join(given.pair)}, in points" if axis == "budget" and given.pair else "",
-        f"Not finished, left out: {left_out}" if left_out else "",
-    )
-    return figure
+    yield f"Mean of {f'{most} datasets, ' if most > 1 else ''}{seeds}{bars}"
+    if axis == "budget" and given.pair:
+        yield f"Δ = {' − '.join(given.pair)}, in points"
+    if left_out := dict.fromkeys(name for panel in panels for name in panel.left_out):
+        yield f"Not finished, left out: {', '.join(left_out)}"
 
 
 def _draw_panel(
