@@ -179,7 +179,6 @@ PLACES: dict[str, str] = {
     "prompts show": "prompts show {bad}",
     "prompts new": "prompts new --from {bad} --out bank.json",
     "bench run": "bench run {bad} --out runs",
-    "bench status": "bench status {bad}",
     "bench table": "bench table {bad}",
     "bench compare": "bench compare {bad}",
     "embed images": "embed {bad} --backbone builtin --out e.safetensors",
