@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from ogkd.bench.grid import Grid, expand
+from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import work
-from ogkd.bench.workers import make_job, prepare
+from ogkd.bench.worker import make_job, work
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BACKBONE = "backbones/dinov2s14-minilm-med"

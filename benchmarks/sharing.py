@@ -20,10 +20,9 @@ import torch
 
 from ogkd.backbones import load_backbone
 from ogkd.bench.grid import Grid, expand
-from ogkd.bench.runner import Runner, group_runs
+from ogkd.bench.runner import Runner, group_runs, prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import run_groups
-from ogkd.bench.workers import make_job, prepare
+from ogkd.bench.worker import make_job, run_groups
 from ogkd.files import write_json
 
 GRID = {

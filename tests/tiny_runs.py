@@ -40,7 +40,6 @@ def write_run(
         "normal": {part: [1] for part in parts},
         "seconds": {"encode": 1.5, "train": 2.0},
         "together": 3,
-        "peak_mib": 100.0,
         "versions": {"ogkd": "0.1.0"},
         "backbone_digest": "ab" * 32,
         "data_sha256": "cd" * 32,

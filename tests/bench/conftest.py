@@ -8,8 +8,9 @@ import pytest
 from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.workers import make_job, prepare
+from ogkd.bench.worker import make_job
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 

@@ -8,18 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import gaussian_kde
 
-from ogkd.bench import compare, stats, tidy
-from ogkd.bench.analysis import (
+from ogkd.bench.figures.per_dataset import (
     both_wrong,
     density,
     disease_mass,
-    harmonic_mean,
     margins,
     neighbour_mass,
     neighbours,
-    right,
     wins,
 )
+from ogkd.bench.tidy import harmonic_mean, right
 
 P_A = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6], [0.3, 0.4, 0.3]])
 P_B = np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1]])
@@ -28,7 +26,7 @@ W = np.array([[0.6, 0.3, 0.1], [0.35, 0.4, 0.25], [0.1, 0.2, 0.7]])
 
 
 @st.composite
-def said(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def predictions(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Probabilities of two methods and labels: some equal, some very small."""
     classes, images = draw(st.integers(2, 5)), draw(st.integers(1, 8))
     seed = draw(st.integers(0, 2**31))
@@ -48,7 +46,7 @@ def test_right_wins_and_both_wrong_by_hand() -> None:
     assert both_wrong(P_A, P_B, Y).tolist() == [False, False, False, True]
 
 
-@given(said())
+@given(predictions())
 def test_wins_losses_both_right_and_both_wrong_share_out_all_images(
     drawn: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
@@ -69,7 +67,7 @@ def test_a_probability_of_zero_gives_a_finite_margin() -> None:
     assert margins(p, np.array([0, 1])) == pytest.approx([87.336, -87.336], abs=1e-3)
 
 
-@given(said())
+@given(predictions())
 def test_on_wins_the_first_margin_is_positive_and_the_second_is_not(
     drawn: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
@@ -93,7 +91,7 @@ def test_neighbour_mass_by_hand() -> None:
     assert neighbour_mass(P_A, np.array([1, 1, 1, 1]), W, k=1) == pytest.approx(P_A[:, 0])
 
 
-@given(said())
+@given(predictions())
 def test_with_all_other_classes_as_neighbours_the_mass_is_what_the_truth_lacks(
     drawn: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
@@ -116,24 +114,19 @@ def test_the_harmonic_mean_of_the_papers_average_row() -> None:
     assert harmonic_mean(50.0, 0.0) == harmonic_mean(0.0, 0.0) == 0.0
 
 
-def test_tables_figures_and_differences_share_one_harmonic_mean() -> None:
-    for module in (tidy, stats, compare):
-        assert module.harmonic_mean is harmonic_mean
-
-
 def test_density_without_bounds_is_scipys() -> None:
     values = np.random.default_rng(3).normal(size=40)
     grid = np.linspace(-4, 4, 33)
-    found = density(values, grid)
-    assert found == pytest.approx(gaussian_kde(values)(grid), rel=1e-9)
+    heights = density(values, grid)
+    assert heights == pytest.approx(gaussian_kde(values)(grid), rel=1e-9)
 
 
 def test_density_of_probabilities_keeps_its_whole_mass_between_zero_and_one() -> None:
     values = np.random.default_rng(4).beta(0.4, 2.0, size=200)
     grid = np.linspace(0, 1, 2001)
-    found = density(values, grid, bounds=(0.0, 1.0))
-    assert found is not None
-    assert np.trapezoid(found, grid) == pytest.approx(1.0, abs=2e-3)
+    heights = density(values, grid, bounds=(0.0, 1.0))
+    assert heights is not None
+    assert np.trapezoid(heights, grid) == pytest.approx(1.0, abs=2e-3)
     assert np.trapezoid(gaussian_kde(values)(grid), grid) < 0.97  # without reflection
 
 

@@ -1,7 +1,5 @@
 """Tables of a plan: the right numbers in the right cells, and nothing that misleads."""
 
-import csv
-import io
 import re
 from pathlib import Path
 
@@ -248,16 +246,6 @@ def test_rows_compete_where_several_are_swept(folder: RunsFolder) -> None:
     ).values()
     assert cells_by_block["ogkd"] == {"budget=10": "**53.0**", "budget=50": "**57.0**"}
     assert cells_by_block["biomedcoop"] == {"budget=10": "51.0", "budget=50": "55.0"}
-
-
-def test_csv_is_a_rectangle_of_full_numbers(folder: RunsFolder) -> None:
-    plan = _few_shot(folder, SCORES, missing=("covid", "ogkd", 4, 2))
-    rows = list(csv.DictReader(io.StringIO(make_table(folder, plan, format="csv"))))
-    assert len(rows) == 3 * 3
-    (row,) = (r for r in rows if (r["block"], r["method"]) == ("busi", "kgcoop"))
-    assert (float(row["K=1"]), float(row["K=1 std"]), row["K=1 complete"]) == (48, 2, "yes")
-    (row,) = (r for r in rows if (r["block"], r["method"]) == ("average", "ogkd"))
-    assert row["K=4 complete"] == "no (1 of 2)"
 
 
 def test_latex_is_balanced_escaped_and_has_two_decimals(folder: RunsFolder) -> None:

@@ -12,7 +12,7 @@ from importlib.resources import files
 import pytest
 from PIL import Image
 
-from ogkd.bench.grid import expand, protocols, read_grid, without_preset
+from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.sources import open_source
 from ogkd.errors import ConfigError
 from ogkd.images import read_image
@@ -69,7 +69,6 @@ def test_options_replace_fields_and_choose_rows(grid_file):
         ({"protocol": "base-to-novel"}, "methods"),
         ({"only": ["ogkt"]}, "methods"),
         ({"data": "nowhere"}, "data"),
-        ({"data": "x" * 5000}, "data"),  # the system takes no such name
         ({"methods": [], "rows": []}, "methods"),
     ],
 )
@@ -228,10 +227,8 @@ def test_a_preset_that_does_not_exist_is_an_error_for_methods_that_have_its_kind
     for label in ("a", "b"):
         (tmp_path / "Mine" / "train" / label).mkdir(parents=True)
     mine = {"data": str(tmp_path), "only": ["ogkd"]}
-    grid = read_grid("real-small/few-shot", mine)
-    plan, sources = expand(grid)
+    plan, _ = expand(read_grid("real-small/few-shot", mine))
     assert {cell.spec.preset for cell in plan.cells} == {"auto"}
-    assert without_preset(grid, sources) == ["Mine"]  # which the command line says
 
 
 def test_phantoms_have_their_own_prompts():

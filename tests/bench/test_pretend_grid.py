@@ -10,7 +10,7 @@ from ogkd.backbones import engines
 from ogkd.backbones.engines import with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.bench.grid import expand, protocols, read_grid
-from ogkd.bench.runner import Runner, _device_facts, group_runs
+from ogkd.bench.runner import Runner, group_runs
 from pretend_device import THERE, move, pretending
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -84,13 +84,3 @@ def test_a_grid_in_half_precision_is_close_and_kept_apart(grid_file, tmp_path, m
         assert run.result["backbone_digest"] != plain.result["backbone_digest"]
         p, q = (one.predictions["test"].probabilities for one in (run, plain))
         assert 0 < abs(p - q).max() < 0.2, run.spec
-
-
-def test_results_name_the_gpu_and_its_memory(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Some GPU {device.index}")
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
-    assert _device_facts(torch.device("cuda:1")) == {
-        "device": "cuda",
-        "gpu": "Some GPU 1",
-        "gpu_peak_mib": 3072.0,
-    }

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ogkd.bench.paper import Published, published
+from ogkd.bench.compare import Published, published
 from ogkd.data.catalog import benchmarks
 from ogkd.methods import METHODS
 

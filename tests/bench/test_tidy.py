@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ogkd.bench.figures import FigureInput
 from ogkd.bench.figures.curves import few_shot, panel_of
-from ogkd.bench.figures.inputs import FigureInput
 from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
 from ogkd.bench.tidy import (
@@ -24,7 +24,7 @@ from ogkd.bench.tidy import (
     average_and_spread,
     changed_settings,
     collect,
-    records_csv,
+    csv_of,
     spread,
 )
 from ogkd.errors import DataError
@@ -55,7 +55,7 @@ def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
     average = summary.average("coop", Condition(4, 0, None), "test")
     assert average is not None
     assert (average.value, average.std) == (pytest.approx(0.65), pytest.approx(0.05))
-    single = summary.of("coop", "covid", Condition(4, 0, None), "test")
+    single = summary.average("coop", Condition(4, 0, None), "test", ["covid"])
     assert single is not None
     assert single.std == pytest.approx(0.15)
 
@@ -85,7 +85,7 @@ seeds = st.dictionaries(st.integers(1, 4), st.floats(0.05, 1.0), min_size=1)
 
 @given(st.lists(seeds, min_size=1, max_size=4))
 def test_an_average_is_over_seeds_then_datasets(datasets: list[dict[int, float]]) -> None:
-    value, std = average_and_spread("test", [pd.DataFrame(datasets)])
+    value, std = average_and_spread("test", pd.DataFrame(datasets))
     means = [statistics.fmean(scores.values()) for scores in datasets]
     assert value == pytest.approx(statistics.fmean(means))
     common = set.intersection(*map(set, datasets))
@@ -100,9 +100,12 @@ def test_an_average_is_over_seeds_then_datasets(datasets: list[dict[int, float]]
 
 @given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)), min_size=1, max_size=4))
 def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float, float]]) -> None:
-    base, novel = (pd.DataFrame([pair[side] for pair in pairs]) for side in (0, 1))
-    of_averages, _ = average_and_spread("hm", [base, novel])
-    mean, _ = average_and_spread("mean-hm", [base, novel])
+    index = pd.MultiIndex.from_product(
+        [["base", "novel"], range(len(pairs))], names=["part", "dataset"]
+    )
+    scores = pd.DataFrame([pair[side] for side in (0, 1) for pair in pairs], index)
+    of_averages, _ = average_and_spread("hm", scores)
+    mean, _ = average_and_spread("mean-hm", scores)
     single = [statistics.harmonic_mean(pair) for pair in pairs]
     assert mean == pytest.approx(statistics.fmean(single))
     b, n = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
@@ -110,7 +113,7 @@ def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float,
     assert of_averages >= mean - 1e-9  # the harmonic mean is concave
     if len(pairs) == 1:
         assert of_averages == pytest.approx(mean)
-    points = panel_of("", "hm", {("a", 1.0): base}, {("a", 1.0): novel}).points
+    points = panel_of("", "hm", {("a", 1.0): scores}).points
     assert points["mean"].tolist() == pytest.approx([of_averages])
 
 
@@ -131,6 +134,14 @@ def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, 
         ([_asked("a", epochs=2), _asked("a", "covid")], "epochs=2 or unchanged"),
         ([_asked("a", str(n), epochs=n) for n in range(4)], "epochs (4 values)"),
         ([_asked("a", gamma=0.1), _asked("a", gamma=0.2)], ""),  # swept
+        (
+            [
+                ("a", RunSpec(dataset=name, method="ogkd", preset=f"paper/few-shot/{name}"))
+                for name in ("busi", "covid")
+            ]
+            + [("b", RunSpec(dataset="busi", method="ogkd", preset="auto"))],
+            "preset=paper/few-shot/{dataset} of a; preset=auto of b",
+        ),
     ],
 )
 def test_changed_settings_are_named_with_their_rows(
@@ -141,7 +152,7 @@ def test_changed_settings_are_named_with_their_rows(
 
 def test_a_table_says_which_settings_were_changed(tmp_path: Path) -> None:
     plan = make_plan([_asked("coop", **{"train.epochs": 2})], "few-shot")
-    note = "Settings changed from presets and defaults: train.epochs=2."
+    note = "Settings: train.epochs=2."
     assert f"- {note}" in make_table(RunsFolder(tmp_path), plan).splitlines()
     assert note in make_table(RunsFolder(tmp_path), plan, format="latex")
     plain = make_plan([_asked("coop")], "few-shot")
@@ -152,24 +163,25 @@ def test_each_label_run_and_part_is_a_record(tmp_path: Path) -> None:
     folder = RunsFolder(tmp_path)
     fields = {"dataset": "busi", "method": "ogkd", "shots": 16, "settings": {"gamma": 0.3}}
     both = RunSpec(protocol="base-to-novel", **fields)
-    stray, unfinished = (RunSpec(dataset="=cmd()", method="coop", seed=seed) for seed in (2, 3))
+    other, unfinished = (RunSpec(dataset="=cmd()", method="coop", seed=seed) for seed in (2, 3))
     write_run(folder, both, {"base": 0.8, "novel": 0.6}, auroc=None, nll=-1.5)
-    write_run(folder, stray, 0.6)
+    write_run(folder, other, 0.6)
     folder.write_plan(make_plan([("OGKD", both), ("-x", unfinished)], "few-shot", name="first"))
-    folder.write_plan(make_plan([("-again", both)], "ablation", name="second"))
-    records = collect(folder)
+    folder.write_plan(make_plan([("-again", both), ("o", other)], "ablation", name="second"))
+    frame = collect(folder)
+    records = frame.to_dict("records")
     assert [(record["plan"], record["label"], record["part"]) for record in records] == [
         ("first", "OGKD", "base"),
         ("first", "OGKD", "novel"),
         ("second", "-again", "base"),
         ("second", "-again", "novel"),
-        ("", "coop", "test"),  # of no plan
+        ("second", "o", "test"),
     ]
     record = records[1]
     assert record["run"] == both.hash
     assert (record["accuracy"], record["auroc"], record["nll"]) == (0.6, None, -1.5)
-    assert (record["seconds_train"], record["together"], record["peak_mib"]) == (2.0, 3, 100.0)
-    rows = list(csv.DictReader(records_csv(records).splitlines()))
+    assert (record["seconds_train"], record["together"]) == (2.0, 3)
+    rows = list(csv.DictReader(csv_of(frame).splitlines()))
     assert (rows[1]["accuracy"], rows[1]["auroc"], rows[1]["nll"]) == ("0.6", "", "-1.5")
     assert json.loads(rows[1]["settings"]) == {"gamma": 0.3}
     assert (rows[2]["label"], rows[4]["dataset"]) == ("'-again", "'=cmd()")  # not formulas

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from bench_data import make_dataset
 
-from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.grid import best_settings, expand, read_grid, tuning_grid, write_best
+from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
-from ogkd.bench.tune import best_settings, tuning_grid, write_best
-from ogkd.bench.worker import work
-from ogkd.bench.workers import make_job, prepare
+from ogkd.bench.worker import make_job, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 from tiny_runs import make_plan

@@ -52,7 +52,6 @@ def test_from_a_grid_to_tables_and_figures(grid):
     assert ran.exit_code == 0
     assert "8 of 8 runs are finished" in ran.output
     assert len(dry_run(grid).stdout.splitlines()) == 1
-    assert "small: 8 done, 0 missing, 0 failed of 8" in ogkd("status", "runs").output
     again = ogkd("run", grid, "--out", "runs", "--workers", "0")
     assert "8 of them done already" in again.output
     table = ogkd("table", "runs").output
@@ -105,7 +104,7 @@ def test_invalid_options_are_named(arguments, option):
 
 
 def test_reading_what_is_not_a_folder_of_runs_raises():
-    for command in ("table", "status", "figure", "compare"):
+    for command in ("table", "figure", "compare"):
         with pytest.raises(ConfigError):
             ogkd(command, "nowhere")
 

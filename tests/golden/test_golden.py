@@ -150,7 +150,6 @@ COMMANDS = (
     # benchmark
     Command("bench-run", "bench run grid.toml --workers 0 -o runs"),
     Command("bench-table", "bench table runs"),
-    Command("bench-table-csv", "bench table runs --metric ece --format csv", "csv"),
 )
 NAMES = [command.name for command in COMMANDS]
 

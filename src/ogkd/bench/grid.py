@@ -1,33 +1,38 @@
 """Grids: which datasets, methods, shots, seeds and settings a benchmark runs.
 
 A grid is a TOML file. The package's own are eleven protocols in three variants (protocols/).
+Settings are tuned by a grid, too: a random search whose trials are rows that are judged on
+validation images, so that they are resumable, share features and passes, and test images stay
+unseen.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ogkd.bench.paper import paper
-from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
-from ogkd.bench.sources import Source, find_sources
+from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
+from ogkd.bench.sources import Source, find_sources, paper
 from ogkd.data.phantoms import MOST_IMAGES
 from ogkd.data.splits import MAX_SEED, Sampling
-from ogkd.errors import ConfigError, did_you_mean
-from ogkd.files import read_toml
+from ogkd.errors import ConfigError, DataError, did_you_mean
+from ogkd.files import read_toml, write_text
 from ogkd.methods import METHODS, Method, make_method, presets
 from ogkd.prompts.bank import OURS
+from ogkd.records import first_problem
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
-_MOST = 100_000  # runs of a grid
 _DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
@@ -140,12 +145,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     try:
         return Grid.model_validate({"name": path.stem} | content)
     except ValidationError as error:
-        # A misspelled name is often the reason why another is missing.
-        problem = min(error.errors(), key=lambda other: other["type"] != "extra_forbidden")
-        field = ".".join(str(part) for part in problem["loc"])
-        fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
-        hint = did_you_mean(str(problem["loc"][-1]), fields)
-        raise ConfigError(f"{source}: '{field}' is wrong: {problem['msg']}.{hint}") from None
+        raise ConfigError(f"{source}: {first_problem(error)}.", argument="grid") from None
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
@@ -156,9 +156,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     sources = _suitable(grid, rows, sources)
     swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
     swept += ["budget"] * (len(grid.budgets) > 1)
-    lists = (sources, rows, grid.shots, grid.seeds, grid.flips, grid.budgets, *grid.sweep.values())
     problems = {
-        f"has more than {_MOST:,} runs": math.prod(map(len, lists)) > _MOST,
         f"sweeps several settings: {', '.join(grid.sweep)}": len(grid.sweep) > 1,
         f"varies {', '.join(swept)}; a table has one axis beside shots": "budget" in swept[1:],
         f"has flips = {max(grid.flips)}, more than its shots": max(grid.flips) > min(grid.shots),
@@ -285,13 +283,6 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
     return "auto" if "auto" in known else None
 
 
-def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
-    """The datasets that take "auto" because the grid's presets are for the paper's datasets."""
-    if _DATASET not in grid.preset:
-        return []
-    return [name for name, source in sources.items() if source.benchmark is None]
-
-
 @cache
 def read_tuned(path: str) -> Tuned:
     """Settings by method and dataset, as tuning writes them."""
@@ -306,3 +297,101 @@ def _method_class(name: str) -> type[Method]:
         hint = did_you_mean(name, METHODS)
         raise ConfigError(f"Unknown method '{name}'.{hint}", argument="methods")
     return METHODS[name]
+
+
+# Tuning
+
+
+def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
+    """The grid with `trials` settings of each method in `only` for rows; the first is the preset.
+
+    Settings are drawn at random, none twice. Features come from the cache: where a preset trains
+    on fresh crops, the trials see whole images.
+    """
+    if not grid.only:
+        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
+    rows = []
+    for name in grid.only:
+        numbers = METHODS[name].tunable if name in METHODS else {}
+        if not numbers:
+            able = ", ".join(sorted(known for known, kind in METHODS.items() if kind.tunable))
+            raise ConfigError(
+                f"'{name}' declares no numbers to tune. Methods that do: {able}.",
+                argument="methods",
+            )
+        has_views = "views" in METHODS[name].Config.model_fields and "views" not in grid.settings
+        fixed = {"views": 0} if has_views else {}
+        for number, settings in enumerate(_draws(numbers, trials, seed)):
+            rows.append(GridRow(method=name, label=f"{name} {number}", settings=fixed | settings))
+    return grid.model_copy(
+        update={
+            "name": f"tune-{grid.name}",
+            "title": f"{grid.title or grid.name}, tuning",
+            "table": "few-shot" if grid.protocol == "few-shot" else "base-to-novel",
+            "judge": "val",
+            "methods": [],
+            "rows": rows,
+            "only": None,
+            "sweep": {},
+            "flips": [0],
+            "budgets": [None],
+        }
+    )
+
+
+def _draws(
+    numbers: Mapping[str, Sequence[float]], trials: int, seed: int
+) -> list[dict[str, float]]:
+    rng = random.Random(f"tune {seed}")
+    count = min(trials - 1, math.prod(len(values) for values in numbers.values()))
+    draws: dict[tuple[float, ...], dict[str, float]] = {}
+    while len(draws) < count:
+        drawn = {name: rng.choice(values) for name, values in numbers.items()}
+        draws.setdefault(tuple(drawn.values()), drawn)
+    return [{}, *draws.values()]
+
+
+def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
+    """The settings of the best trial of each method on each dataset.
+
+    The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
+    classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
+    """
+    rows = {cell.label: cell.spec for cell in plan.cells}
+    wanted = Counter((cell.label, cell.spec.dataset) for cell in plan.cells)
+    runs: dict[tuple[str, str], list[FinishedRun]] = {key: [] for key in wanted}
+    for label, run in folder.finished(plan):
+        runs[label, run.spec.dataset].append(run)
+    best: Tuned = {}
+    scores: dict[tuple[str, str], tuple[float, float]] = {}
+    for (label, dataset), trial_runs in runs.items():
+        if len(trial_runs) < wanted[label, dataset]:
+            raise DataError(
+                f"Trial '{label}' on {dataset} is not finished in {folder.root}. Run the same "
+                "command again."
+            )
+        score = (_mean(trial_runs, "accuracy"), -_mean(trial_runs, "nll"))
+        method = rows[label].method
+        if score > scores.get((method, dataset), (-math.inf, -math.inf)):
+            scores[method, dataset] = score
+            tried = trial_runs[0].spec.settings
+            kept = {key: tried[key] for key in METHODS[method].tunable if key in tried}
+            best.setdefault(method, {})[dataset] = kept
+    return best
+
+
+def _mean(runs: Sequence[FinishedRun], metric: str) -> float:
+    return float(np.mean([run.metric(metric, part) for run in runs for part in run.parts]))
+
+
+def write_best(folder: RunsFolder, plan: Plan) -> Path:
+    """Write the best settings as TOML into the folder: a table [METHOD.DATASET] for each."""
+    lines = ["# Chosen on validation images; test images were not used.", ""]
+    for method, datasets in best_settings(folder, plan).items():
+        for dataset, settings in datasets.items():
+            lines.append(f'["{method}"."{dataset}"]')
+            lines += [f'"{name}" = {value!r}' for name, value in settings.items()]
+            lines.append("")
+    path = folder.root / "tuned.toml"
+    write_text(path, "\n".join(lines), ours=True)
+    return path

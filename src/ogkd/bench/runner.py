@@ -1,10 +1,12 @@
-"""From the specifications of a group of runs to their results; shared work is done once."""
+"""From the specifications of a group of runs to their results; shared work is done once.
+
+Before that, a folder is made ready for the runs of a plan.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +19,16 @@ from filelock import FileLock
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.bench.paper import benchmark_of, paper
-from ogkd.bench.runs import Predictions, RunSpec
-from ogkd.bench.sources import OpenSource, Source, open_source
+from ogkd.bench.runs import FinishedRun, Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.sources import OpenSource, Source, benchmark_of, open_source, paper, texts_of
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.data.case import images_of, require_files
 from ogkd.data.splits import base_and_novel, flip_labels
-from ogkd.errors import DataError, TrainingError
+from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
+from ogkd.files import holds_files, storage_errors
 from ogkd.fitting.prepare import Drawn, draw, make_support, text_sides
 from ogkd.methods import Head, Method, Support, TextSide, make_method, presets, refuse_diverged
 from ogkd.model.card import versions
@@ -79,6 +81,64 @@ def _shape(spec: RunSpec) -> str:
 
 def method_of(spec: RunSpec) -> Method:
     return make_method(spec.method, preset=spec.preset, settings=spec.settings)
+
+
+def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> list[str]:
+    """Make the folder ready: store the plan, move damaged runs away, forget old failures.
+
+    Runs on other images or prompts than those of `sources` are refused. Returns notes for the
+    user.
+    """
+    root = folder.root
+    for source in sources.values():
+        texts_of(source)  # fails now, not in the first run, if a bank cannot be read
+    if root.exists() and not (root / "plans").is_dir() and (root.is_file() or holds_files(root)):
+        raise ConfigError(f"{root} exists and is not a folder of runs.", argument="out")
+    notes = []
+    made_with: dict[str, FinishedRun] = {}
+    with storage_errors(root):
+        for spec in plan.specs.values():
+            folder.forget_failure(spec)
+            if not folder.folder_of(spec).exists():
+                continue
+            try:
+                run = folder.read(spec)
+                _refuse_other_settings(run)
+                made_with[spec.dataset] = run
+            except DataError as error:
+                notes.append(f"{error} It was moved to {folder.move_away(spec)}; it is run again.")
+        for name, run in made_with.items():
+            if name in sources:
+                _refuse_other_data(folder, run, sources[name])
+        folder.write_plan(plan)
+    return notes
+
+
+def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> None:
+    """Results on other images or prompts must not be in one table."""
+    try:
+        now = run.result if source.phantom else open_source(source).digests
+    except OgkdError:
+        return  # no longer there: tables can still be made
+    for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
+        if run.result.get(key) not in (None, now[key]):
+            raise ConfigError(
+                f"{folder.root} contains runs on other {word} of '{source.name}' (they changed).",
+                argument="out",
+            )
+
+
+def _refuse_other_settings(run: FinishedRun) -> None:
+    """A run is named by the settings asked for; defaults and presets may change with ogkd."""
+    method = method_of(run.spec)
+    now = method.config.model_dump(mode="json")
+    # A setting that is newer than the run had its default's effect.
+    then = method.Config().model_dump(mode="json") | (run.result.get("config") or now)
+    if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:
+        raise DataError(
+            f"{run.folder} was made with another default or preset of {run.spec.method}: "
+            f"{', '.join(names)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -142,30 +202,32 @@ class Runner:
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
-        share = {phase: seconds / len(group.specs) for phase, seconds in clock.items()}
         common = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
-            "seconds": share,
+            "seconds": {phase: seconds / len(group.specs) for phase, seconds in clock.items()},
             "together": len(group.specs),
-            "peak_mib": _peak_mib(),
-            **_device_facts(backbone.device),
+            "device": backbone.device.type,
             "versions": dict(versions()),
             "engine": backbone.engine,
             "backbone_digest": backbone.digest,
             **source.digests,
         }
-        results = []
-        for spec, method, count, predictions in zip(
-            group.specs, methods, counts, predicted, strict=True
-        ):
-            facts = {
-                "metrics": _metrics(predictions, parts),
-                "config": method.config.model_dump(mode="json"),
-                "images_per_class": count,
-            }
-            results.append(RunResult(spec, facts | common, predictions))
-        return results
+        return [
+            RunResult(
+                spec,
+                {
+                    "metrics": _metrics(predictions, parts),
+                    "config": method.config.model_dump(mode="json"),
+                    "images_per_class": count,
+                    **common,
+                },
+                predictions,
+            )
+            for spec, method, count, predictions in zip(
+                group.specs, methods, counts, predicted, strict=True
+            )
+        ]
 
     def _encoding(self, dataset: str) -> FileLock:
         """A lock: one process encodes a dataset, others wait and find it encoded."""
@@ -294,21 +356,3 @@ class _Clock(dict[str, float]):
         now = time.perf_counter()
         self[phase] = self.get(phase, 0.0) + now - self._then
         self._then = now
-
-
-def _device_facts(device: torch.device) -> dict[str, Any]:
-    """Where it was computed; of a GPU also which one, and the most memory used so far."""
-    if device.type != "cuda":
-        return {"device": device.type}
-    peak = round(torch.cuda.max_memory_allocated(device) / 1024**2, 1)
-    name = torch.cuda.get_device_name(device)
-    return {"device": device.type, "gpu": name, "gpu_peak_mib": peak}
-
-
-def _peak_mib() -> float | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)

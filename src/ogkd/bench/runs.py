@@ -1,18 +1,20 @@
 """Benchmark runs: what a run is, which runs a plan asks for, and finished runs on disk.
 
 RUNS/runs/HASH/{spec.json, result.json, predictions.safetensors} is a finished run; the folder
-appears by one rename. Its name is the digest of spec.json; result.json has a digest of itself and
-of the predictions, so a damaged run is noticed when it is read, named and left out.
+appears by one rename. Its name is the digest of spec.json. A run that cannot be read is named and
+left out.
 RUNS/plans/NAME.json says which runs a grid asks for and how tables name them;
 RUNS/failed/HASH.json says why a run did not finish.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,19 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.numpy import load as read_arrays
-from safetensors.numpy import save as array_bytes
+from safetensors.numpy import load_file, save_file
 
 from ogkd.data.splits import MAX_SEED, Sampling
-from ogkd.errors import DataError, OgkdError
-from ogkd.files import folder_atomically, read_bytes, write_json
+from ogkd.errors import DataError, OgkdError, OgkdWarning
+from ogkd.files import folder_atomically, write_json
 from ogkd.records import Record, read_record, sealed
 
 Protocol = Literal["few-shot", "base-to-novel"]
 SCHEMA = 1
 PREDICTIONS = "predictions.safetensors"
 _ARRAYS = ("labels", "probabilities", "W")  # of each part
-_MOST = 1 << 32  # bytes of predictions
 
 
 class FrozenRecord(BaseModel):
@@ -140,9 +140,6 @@ class Result(BaseModel):
     class_names: dict[str, list[str]]
     normal: dict[str, list[int]]
     seconds: dict[str, float]
-    run: str  # the specification's hash
-    predictions_sha256: str
-    sha256: str  # of all of this
 
 
 @dataclass(frozen=True)
@@ -168,12 +165,9 @@ class FinishedRun:
         """The predictions of one part; DataError if they are missing or damaged."""
         path = self.folder / PREDICTIONS
         try:
-            content = read_bytes(path, most=_MOST)
-            if self.result["predictions_sha256"] != sha256_bytes(content):
-                raise ValueError("it was changed after it was written")
-            arrays = read_arrays(content)
+            arrays = load_file(path)
             return Predictions(*(arrays[f"{part}/{name}"] for name in _ARRAYS))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError) as error:
             raise DataError(f"{path} is missing or damaged ({error}).") from error
 
 
@@ -198,21 +192,12 @@ class _Failure(FrozenRecord):
     spec: RunSpec
 
 
-def _warn(note: str) -> None:
-    warnings.warn(note, stacklevel=5)
-
-
 class RunsFolder:
-    """A folder of runs; several processes may work on it at once.
+    """A folder of runs; several processes may work on it at once."""
 
-    `on_skip` receives a sentence about each damaged run that is left out; by default it is a
-    warning.
-    """
-
-    def __init__(self, root: Path, on_skip: Callable[[str], None] = _warn) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.claims = root / ".claims"  # locks of the runs that are being computed
-        self._on_skip = on_skip
 
     def folder_of(self, spec: RunSpec) -> Path:
         return self.root / "runs" / spec.hash
@@ -220,48 +205,36 @@ class RunsFolder:
     def has(self, spec: RunSpec) -> bool:
         return (self.folder_of(spec) / "result.json").is_file()
 
-    def read(self, spec: RunSpec, *, predictions: bool = False) -> FinishedRun:
-        """A finished run, on request with a check of its predictions; DataError if damaged."""
-        return _read_run(self.folder_of(spec), predictions=predictions)
-
-    def damage(self, spec: RunSpec) -> str:
-        """Why a run that is there cannot be used; "" if it can be, or is not there."""
-        try:
-            if self.folder_of(spec).exists():
-                self.read(spec, predictions=True)
-        except OgkdError as error:
-            return str(error)
-        return ""
+    def read(self, spec: RunSpec) -> FinishedRun:
+        """A finished run; DataError if it is damaged."""
+        return _read_run(self.folder_of(spec))
 
     def runs(self) -> list[FinishedRun]:
-        """Every finished run, by hash; damaged ones are left out with a note."""
+        """Every finished run, by hash; damaged ones are left out with a warning."""
         return list(self._readable(sorted((self.root / "runs").glob("[!.]*"))).values())
 
-    def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
+    def finished(self, plan: Plan) -> LabelledRuns:
         """The finished runs of a plan with their labels, in the plan's order.
 
-        Damaged ones are left out with a note; DataError if there are no others. On request the
-        predictions are checked too.
+        Damaged ones are left out with a warning; DataError if there are no others.
         """
-        folders = (self.folder_of(spec) for spec in plan.specs.values())
-        runs = self._readable(filter(Path.exists, folders), predictions=predictions)
+        runs = self._readable(self.folder_of(spec) for spec in plan.specs.values())
         hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
         return [(label, runs[name]) for label, name in hashes if name in runs]
 
-    def _readable(
-        self, folders: Iterable[Path], *, predictions: bool = False
-    ) -> dict[str, FinishedRun]:
+    def _readable(self, folders: Iterable[Path]) -> dict[str, FinishedRun]:
         """The runs that are whole, by hash; DataError if there are only damaged ones."""
         runs, problems = {}, []
-        for folder in folders:
+        for folder in filter(Path.exists, folders):
             try:
-                runs[folder.name] = _read_run(folder, predictions=predictions)
+                runs[folder.name] = _read_run(folder)
             except OgkdError as error:
                 problems.append(str(error))
         if problems and not runs:
             raise DataError(f"None of {len(problems)} runs can be used: {problems[0]}")
         for problem in problems:
-            self._on_skip(f"Skipped: {problem} Run its grid again to compute it again.")
+            note = f"Skipped: {problem} Run its grid again to compute it again."
+            warnings.warn(note, OgkdWarning, stacklevel=4)
         return runs
 
     def write(
@@ -276,12 +249,9 @@ class RunsFolder:
             for name, value in vars(prediction).items()
         }
         with folder_atomically(self.folder_of(spec)) as folder:
-            content = array_bytes(arrays)
-            (folder / PREDICTIONS).write_bytes(content)
+            save_file(arrays, folder / PREDICTIONS)
             write_json(folder / "spec.json", spec.model_dump(mode="json"))
-            digests = {"run": spec.hash, "predictions_sha256": sha256_bytes(content)}
-            everything = {"schema_version": SCHEMA, **result, **digests}
-            write_json(folder / "result.json", sealed(everything))
+            write_json(folder / "result.json", sealed({"schema_version": SCHEMA, **result}))
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:
@@ -292,9 +262,27 @@ class RunsFolder:
         content = _Failure(error=error, spec=spec).model_dump(mode="json")
         write_json(self.failure_of(spec), content, ours=True)
 
+    def forget_failure(self, spec: RunSpec) -> None:
+        """Let the next command try it again, and count its attempts anew."""
+        self.failure_of(spec).unlink(missing_ok=True)
+        self.attempts_of(spec).unlink(missing_ok=True)
+
+    def attempts_of(self, spec: RunSpec) -> Path:
+        """The file that counts processes that died while they worked on the run."""
+        return self.claims / f"{spec.hash}.tries"
+
+    def move_away(self, spec: RunSpec) -> Path:
+        """Move a run that cannot be used out of the way, so that it is run again."""
+        moved = self.root / "damaged" / f"{spec.hash}-{time.time_ns()}"
+        moved.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another command was faster
+            self.folder_of(spec).rename(moved)
+        return moved
+
     def reason(self, spec: RunSpec) -> str:
-        """Why a run failed."""
-        return _read(self.failure_of(spec), _Failure).error
+        """Why a run failed, in one line; "" if it did not."""
+        path = self.failure_of(spec)
+        return _one_line(_read(path, _Failure).error) if path.is_file() else ""
 
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
@@ -316,24 +304,12 @@ class RunsFolder:
         paths = sorted((self.root / "plans").glob("*.json"))
         return {path.stem: _read(path, Plan) for path in paths}
 
-    def plan_to_replace(self, name: str) -> Plan | None:
-        """The plan of a name; if its file is damaged it is removed, so that it can be replaced."""
-        path = self.root / "plans" / f"{name}.json"
-        try:
-            return _read(path, Plan) if path.exists() else None
-        except DataError:
-            path.unlink()
-            return None
 
-
-def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
+def _read_run(folder: Path) -> FinishedRun:
     spec, result = _read(folder / "spec.json", RunSpec), _read(folder / "result.json", Result)
-    if not spec.hash == folder.name == result.run or set(spec.parts) != set(result.metrics):
+    if spec.hash != folder.name or set(spec.parts) != set(result.metrics):
         raise DataError(f"{folder} contains another run than its name says.")
-    run = FinishedRun(spec, result.model_dump(), folder)
-    if predictions:
-        run.predictions(run.parts[0])
-    return run
+    return FinishedRun(spec, result.model_dump(), folder)
 
 
 def _read(path: Path, kind: type[Record]) -> Record:
@@ -344,11 +320,7 @@ def _read(path: Path, kind: type[Record]) -> Record:
         raise DataError(f"{path} is missing or damaged ({error}).") from error
 
 
-def sha256_bytes(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def one_line(reason: str) -> str:
+def _one_line(reason: str) -> str:
     """A failure in one line: the end of a traceback, or the beginning of a message."""
     lines = [line.strip() for line in reason.strip().splitlines()] or [""]
     return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])

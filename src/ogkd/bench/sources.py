@@ -1,17 +1,22 @@
-"""The datasets of a grid: benchmarks by name, a folder of datasets, or phantoms."""
+"""The datasets of a grid: benchmarks by name, a folder of datasets, or phantoms.
+
+Also what the benchmark knows about the paper beside its numbers (published/paper.toml).
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 from filelock import FileLock
 
-from ogkd.bench.runs import FrozenRecord
+from ogkd.bench.runs import FrozenRecord, RunSpec
 from ogkd.data.case import Dataset
 from ogkd.data.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.data.fetch import read_benchmark
@@ -27,6 +32,23 @@ from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_b
 from ogkd.prompts.released import RELEASED, require_released
 
 _PHANTOMS = "phantoms"
+
+
+class Paper(FrozenRecord):
+    """The paper's methods and settings by name, so that no module names a method."""
+
+    method: str
+    baseline: str
+    backbone: str
+    prompts: str
+    graph_setting: str
+    normal_settings: tuple[str, ...]
+
+
+@cache
+def paper() -> Paper:
+    text = (files("ogkd.bench") / "published" / "paper.toml").read_text(encoding="utf-8")
+    return Paper.model_validate(tomllib.loads(text))
 
 
 class Source(FrozenRecord):
@@ -89,6 +111,11 @@ def known_as(dataset: str) -> str | None:
     return record.name if record is not None and record.name in benchmarks() else None
 
 
+def benchmark_of(spec: RunSpec) -> str | None:
+    """The benchmark that a run is on; None for others and phantoms."""
+    return None if spec.of_phantoms else known_as(spec.dataset)
+
+
 def find_sources(
     data: str | None,
     names: Sequence[str],
@@ -106,9 +133,7 @@ def find_sources(
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:
-        known = []
-        with contextlib.suppress(OSError):  # a name that the system does not take
-            known = sorted(path.parent.name for path in home(data).glob("*/train/"))
+        known = sorted(path.parent.name for path in home(data).glob("*/train/"))
         if not known:
             raise ConfigError(
                 f"There is no folder {data} of datasets: {{train,val,test}}/class.", argument="data"

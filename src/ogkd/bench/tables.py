@@ -1,25 +1,21 @@
-"""The tables of a plan in the paper's shape, as Markdown, LaTeX or CSV.
+"""The tables of a plan in the paper's shape, as Markdown or LaTeX.
 
 Best bold, second underlined, missing cells empty.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
 from ogkd.bench.tidy import (
-    Average,
     Condition,
     Summary,
     changed_settings,
-    csv_text,
     markdown_row,
     prompts_used,
 )
@@ -28,20 +24,6 @@ from ogkd.errors import ConfigError, DataError
 AVERAGE = "average"
 _WIDE = 6  # more columns are scaled to the width of the page
 _PARTS = {"test": "", "base": "Base", "novel": "Novel", "hm": "HM", "mean-hm": "Mean of HMs"}
-_MEAN_HM = _PARTS["mean-hm"]
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """One number of a table, where it stands, and which others it competes with."""
-
-    key: str  # of its block: "average", "busi"
-    block: str  # the block's title
-    row: str
-    column: str
-    average: Average | None  # None: no run is finished
-    group: Hashable  # the best of a group within a block is bold
-    over_datasets: bool  # not only over seeds
 
 
 def make_table(
@@ -60,83 +42,88 @@ def make_table(
         raise DataError(f"Plan '{plan.name}' has no runs.")
     runs = folder.finished(plan)
     summary = Summary(plan, runs, metric)
-    cells = list(_noise_cells(summary) if plan.table == "noise" else _cells(summary))
-    table = pd.DataFrame([vars(cell) for cell in cells], dtype=object)
-    return FORMATS[format](table, summary, list(_notes(summary, cells, runs)))
+    table = _cells(summary)
+    return FORMATS[format](table, summary, list(_notes(summary, table, runs)))
 
 
-# Which blocks, rows and columns
+def _cells(summary: Summary) -> pd.DataFrame:
+    """Every number of a table, where it stands, and with which others it competes.
 
-
-def _cells(summary: Summary) -> Iterable[_Cell]:
-    """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
-    several, sweep = len(summary.datasets) > 1, summary.plan.table == "sweep"
+    The best of a `group` is bold. A value is NaN if no run is finished; `many`: it is an average
+    over datasets.
+    """
+    noise = summary.plan.table == "noise"
+    several = len(summary.datasets) > 1
     # Rows of one column compete; if a single row is swept, its columns do.
-    alone = sweep and not summary.rows_compete
-    for dataset in [None, *summary.datasets] if several else [None]:
-        name = dataset or (AVERAGE if several else summary.datasets[0])
-        title = dataset or _average_title(summary)
-        for label, condition in itertools.product(summary.labels, summary.conditions):
-            if dataset is not None and dataset not in _planned_at(summary, condition):
+    alone = summary.plan.table == "sweep" and not summary.rows_compete
+    averages: list[str | None] = [None]
+    datasets = [*summary.datasets, *averages] if noise else [*averages, *summary.datasets]
+    cells = []
+    for dataset in datasets if several else summary.datasets:
+        for condition in summary.conditions:
+            parts = _columns(summary, condition, average=dataset is None)
+            wanted = summary.wanted(condition, parts[0])
+            if dataset is not None and dataset not in wanted:
                 continue
-            # What a sweep does not vary goes into a block's title.
-            page = _words(summary, condition, swept=False) if sweep else ""
-            for part in _columns(summary, condition, average=dataset is None):
-                yield _Cell(
-                    key=f"{name} {page}".strip(),
-                    block=f"{title}, {page}" if page else title,
-                    row=label,
-                    column=_heading(summary, condition, part, average=name == AVERAGE),
-                    average=_average(summary, label, dataset, condition, part),
-                    group=(condition.shots if alone else condition, part),
-                    over_datasets=dataset is None,
-                )
+            names = wanted if dataset is None else [dataset]
+            for label in summary.labels:
+                for part in parts:
+                    average = summary.average(label, condition, part, names)
+                    place = _noise_place if noise else _place
+                    cells.append(
+                        {
+                            **place(summary, dataset, label, condition, part),
+                            "group": (dataset, condition.shots if alone else condition, part),
+                            "value": math.nan if average is None else average.value,
+                            "std": math.nan if average is None else average.std,
+                            "done": average.done if average else 0,
+                            "planned": average.planned if average else 0,
+                            "many": dataset is None,
+                        }
+                    )
+    return pd.DataFrame(cells)
 
 
-def _noise_cells(summary: Summary) -> Iterable[_Cell]:
+def _place(
+    summary: Summary, dataset: str | None, label: str, condition: Condition, part: str
+) -> dict[str, str]:
+    """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
+    # What a sweep does not vary goes into a block's title.
+    sweep = summary.plan.table == "sweep"
+    page = _words(summary, condition, swept=False) if sweep else ""
+    title = dataset or _average_title(summary)
+    return {
+        "key": f"{dataset or AVERAGE} {page}".strip(),
+        "block": f"{title}, {page}" if page else title,
+        "row": label,
+        "column": _heading(summary, condition, part, average=dataset is None),
+    }
+
+
+def _noise_place(
+    summary: Summary, dataset: str | None, label: str, condition: Condition, part: str
+) -> dict[str, str]:
     """Datasets in rows, methods in columns, as the appendix prints label noise.
 
     In base-to-novel each number of flips has a block; otherwise flips are side by side.
     """
-    for condition in summary.conditions:
-        parts = _columns(summary, condition, average=False)
-        words = _words(summary, condition)
-        page, beside = (words, "") if "base" in parts else ("", words)
-        rows: dict[str, str | None] = {name: name for name in summary.datasets}
-        if len(rows) > 1:
-            rows |= {AVERAGE: None} | ({_MEAN_HM: None} if "hm" in parts else {})
-        for (row, dataset), label, part in itertools.product(rows.items(), summary.labels, parts):
-            average = None
-            if row != _MEAN_HM:
-                average = _average(summary, label, dataset, condition, part)
-            elif part == "hm":
-                average = summary.average(label, condition, "mean-hm")
-            yield _Cell(
-                key=page or "noise",
-                block=page or _average_title(summary),
-                row=row,
-                column=" ".join(filter(None, (beside, label, _PARTS[part]))),
-                average=average,
-                group=(row, condition, part),
-                over_datasets=dataset is None,
-            )
-
-
-def _average(
-    summary: Summary, label: str, dataset: str | None, condition: Condition, part: str
-) -> Average | None:
-    if dataset is None:
-        return summary.average(label, condition, part)
-    return summary.of(label, dataset, condition, part)
+    words = _words(summary, condition)
+    page, beside = (words, "") if part != "test" else ("", words)
+    row = dataset or (_PARTS[part] if part == "mean-hm" else AVERAGE)
+    name = _PARTS[part.removeprefix("mean-")]
+    return {
+        "key": page or "noise",
+        "block": page or _average_title(summary),
+        "row": row,
+        "column": " ".join(filter(None, (beside, label, name))),
+    }
 
 
 def _columns(summary: Summary, condition: Condition, *, average: bool) -> list[str]:
     parts = summary.parts(condition)
     # A harmonic mean of errors would be good if the smaller of the two is.
     if "base" in parts and not summary.metric.lower_is_better:
-        parts.insert(parts.index("novel") + 1, "hm")
-        if average and len(summary.datasets) > 1:
-            parts.insert(parts.index("hm") + 1, "mean-hm")
+        parts[2:2] = ["hm", "mean-hm"] if average else ["hm"]
     return parts
 
 
@@ -171,17 +158,13 @@ def _swept(summary: Summary, condition: Condition) -> str:
     return "not swept" if condition.value is None else f"{summary.plan.sweep}={condition.value}"
 
 
-def _planned_at(summary: Summary, condition: Condition) -> set[str]:
-    return {name for part in summary.parts(condition) for name in summary.wanted(condition, part)}
-
-
 def _average_title(summary: Summary) -> str:
     count = len(summary.datasets)
     return f"Average over {count} datasets" if count > 1 else summary.datasets[0]
 
 
-def _notes(summary: Summary, cells: Sequence[_Cell], runs: LabelledRuns) -> Iterable[str]:
-    if any(cell.average and not cell.average.complete for cell in cells):
+def _notes(summary: Summary, table: pd.DataFrame, runs: LabelledRuns) -> Iterator[str]:
+    if (table["done"] < table["planned"]).any():
         yield (
             "In brackets: runs are missing. An average shows how many datasets are complete. Such "
             "a number is not compared with others."
@@ -203,9 +186,12 @@ def _notes(summary: Summary, cells: Sequence[_Cell], runs: LabelledRuns) -> Iter
     yield f"Best bold, second underlined; {better} is better."
 
 
-def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterable[str]:
-    """Which datasets, images, settings and prompts the numbers are from."""
-    sizes = {condition: len(_planned_at(summary, condition)) for condition in summary.conditions}
+def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterator[str]:
+    """Which datasets, images, presets, settings and prompts the numbers are from."""
+    sizes = {
+        condition: len(summary.wanted(condition, summary.parts(condition)[0]))
+        for condition in summary.conditions
+    }
     if len(set(sizes.values())) > 1:
         words = [f"{_heading(summary, key, 'test')}: {size}" for key, size in sizes.items()]
         yield f"Datasets in the average: {', '.join(words)}."
@@ -221,7 +207,7 @@ def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterable[str]:
     if any(cell.spec.judge == "val" for cell in summary.plan.cells):
         yield "Judged on validation images; the test images were not used."
     if changed := changed_settings(summary.plan):
-        yield f"Settings changed from presets and defaults: {changed}."
+        yield f"Settings: {changed}."
     if runs:
         yield f"Prompts: {prompts_used(run for _, run in runs)}."
 
@@ -267,63 +253,38 @@ def _to_latex(table: pd.DataFrame, summary: Summary, notes: Sequence[str]) -> st
     return "\n".join(lines) + "\n"
 
 
-def _to_csv(table: pd.DataFrame, summary: Summary, _: Sequence[str]) -> str:
-    """One rectangle for all blocks: value, standard deviation and completeness of each column."""
-    columns, scale = list(table["column"].unique()), summary.metric.scale
-    headings = [name + end for name in columns for end in ("", " std", " complete")]
-    rows = [["block", _corner(summary).lower(), *headings]]
-    for (key, row), cells in table.groupby(["key", "row"], sort=False):
-        averages = dict(zip(cells["column"], cells["average"], strict=True))
-        texts = [key, row]
-        for average in map(averages.get, columns):
-            if average is None:
-                texts += ["", "", ""]
-                continue
-            std = "" if math.isnan(average.std) else f"{average.std * scale:.4f}"
-            complete = "yes" if average.complete else f"no ({average.done} of {average.planned})"
-            texts += [f"{average.value * scale:.4f}", std, complete]
-        rows.append(texts)
-    return csv_text(rows)
-
-
-FORMATS = {"markdown": _to_markdown, "latex": _to_latex, "csv": _to_csv}
+FORMATS = {"markdown": _to_markdown, "latex": _to_latex}
 
 
 def _blocks(
     table: pd.DataFrame, summary: Summary, more: int, plus_minus: str, best: str, second: str
 ) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Key, title and texts (rows x columns) of each block; `more` decimals than usual."""
-    complete = table[[average is not None and average.complete for average in table["average"]]]
-    printed = [
-        float(summary.metric.text(average.value, more=more)) for average in complete["average"]
-    ]
+    metric, with_std = summary.metric, summary.plan.table == "few-shot"
+    is_complete = table["value"].notna() & (table["done"] == table["planned"])
     # The best and the second of a group are marked; equal as printed is equal.
-    groups = pd.Series(printed, complete.index, float).groupby([complete["key"], complete["group"]])
-    rank = groups.rank("dense", ascending=summary.metric.lower_is_better)
-    size = groups.transform("size")
-    marks = pd.Series("{}", index=table.index)
-    marks[rank.index[(rank == 1) & (size > 1)]] = best
-    marks[rank.index[(rank == 2) & (size > 2)]] = second  # of two the other one needs no mark
-    texts = [
-        mark.format(_number(cell, summary, more, plus_minus))
-        for mark, cell in zip(marks, table.itertuples(), strict=True)
-    ]
-    for (key, title), cells in table.assign(text=texts).groupby(["key", "block"], sort=False):
+    printed = table["value"][is_complete].map(lambda value: float(metric.text(value, more=more)))
+    groups = printed.groupby([table["key"], table["group"]])
+    rank = groups.rank("dense", ascending=metric.lower_is_better).reindex(table.index)
+    size = groups.transform("size").reindex(table.index)
+    marks = pd.Series("{}", table.index).mask((rank == 1) & (size > 1), best)
+    marks = marks.mask((rank == 2) & (size > 2), second)  # of two the other one needs no mark
+
+    def text(cell: pd.Series) -> str:
+        if math.isnan(cell["value"]):
+            return ""
+        number = metric.text(cell["value"], more=more)
+        if with_std and not math.isnan(cell["std"]):
+            number += f"{plus_minus}{metric.text(cell['std'], more=more)}"
+        if cell["done"] == cell["planned"]:
+            return str(marks[cell.name].format(number))
+        return f"({number}, {cell['done']}/{cell['planned']})" if cell["many"] else f"({number})"
+
+    table = table.assign(text=table.apply(text, axis=1))
+    for (key, title), cells in table.groupby(["key", "block"], sort=False):
         rows, columns = cells["row"].unique(), cells["column"].unique()
         block = cells.pivot(index="row", columns="column", values="text").loc[rows, columns]
-        yield key, title, block
-
-
-def _number(cell: _Cell, summary: Summary, more: int, plus_minus: str) -> str:
-    average = cell.average
-    if average is None:
-        return ""
-    text = summary.metric.text(average.value, more=more)
-    if summary.plan.table == "few-shot" and not math.isnan(average.std):
-        text += f"{plus_minus}{summary.metric.text(average.std, more=more)}"
-    if average.complete:
-        return text
-    return f"({text}, {average.done}/{average.planned})" if cell.over_datasets else f"({text})"
+        yield key, title, block.fillna("")
 
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

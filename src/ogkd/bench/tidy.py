@@ -1,4 +1,4 @@
-"""Scores of finished runs as data frames (datasets x seeds), for tables, figures, comparisons.
+"""Scores of finished runs as one tidy frame, for tables, figures and comparisons.
 
 Every average and every spread that the benchmark prints or draws is defined here, once:
 
@@ -12,80 +12,33 @@ Every average and every spread that the benchmark prints or draws is defined her
 
 Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
 say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
-with 1.4 to 8.3 points it looks like the rejected one. So published spreads are listed beside ours,
-but never compared.
+with 1.4 to 8.3 points it looks like the rejected one. So published spreads are not compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.runs import (
-    FinishedRun,
-    LabelledRuns,
-    Plan,
-    RunsFolder,
-    RunSpec,
-    sha256_bytes,
-)
+from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.cells import escape_formula
-from ogkd.data import tables
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
-
-def prompts_used(runs: Iterable[FinishedRun]) -> str:
-    """Whose prompts runs used ("released", "ours", "templates", a file), with their digest.
-
-    Several banks of one name, a file for each dataset, have one digest.
-    """
-    banks: dict[str, set[str]] = {}
-    for run in runs:
-        title = "phantoms' own" if run.spec.of_phantoms else "templates"
-        if (bank := run.spec.bank) is not None:
-            title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
-        banks.setdefault(title, set()).add(run.result.get("bank_sha256") or "")
-    words = []
-    for title, digests in banks.items():
-        known = sorted(digests - {""})
-        digest = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
-        words.append(f"{title} (sha256 {digest[:12]})" if known else title)
-    return ", ".join(words)
-
-
-def changed_settings(plan: Plan) -> str:
-    """The settings that rows change, with their names unless all do; "" if none does.
-
-    The setting that is swept is left out: its values are named where they are shown.
-    """
-    rows: dict[str, list[RunSpec]] = {}
-    for cell in plan.cells:
-        rows.setdefault(cell.label, []).append(cell.spec)
-    labels: dict[str, dict[str, list[str]]] = {}  # setting -> its values in words -> rows
-    for name in dict.fromkeys(name for cell in plan.cells for name in cell.spec.settings):
-        for label, specs in rows.items() if name != plan.sweep else ():
-            if any(name in spec.settings for spec in specs):
-                values = dict.fromkeys(str(s.settings.get(name, "unchanged")) for s in specs)
-                few = len(values) <= 3
-                text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
-                labels.setdefault(name, {}).setdefault(text, []).append(label)
-    return "; ".join(
-        text if len(same) == len(rows) else f"{text} of {', '.join(same)}"
-        for texts in labels.values()
-        for text, same in texts.items()
-    )
+_FACTS = (
+    *("together", "device", "engine"),
+    *("backbone_digest", "data_sha256", "bank_sha256", "versions"),
+)
 
 
 class Condition(NamedTuple):
@@ -115,29 +68,39 @@ def condition_of(spec: RunSpec, sweep: str | None) -> Condition:
     return Condition(spec.shots, spec.flips, value)
 
 
+def measured(part: str) -> tuple[str, ...]:
+    """The measured parts that a part is computed from: of a harmonic mean both."""
+    return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
+
+
+def right(p: NDArray[np.floating], y: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether the most probable class (the first of equals) is the true one: bool [N]."""
+    return np.asarray(p.argmax(axis=1) == y)
+
+
+def harmonic_mean(base: float, novel: float) -> float:
+    """HM = 2 base novel / (base + novel) of non-negative numbers; 0 if both are 0."""
+    return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
 def spread(values: Iterable[float]) -> float:
     """The population standard deviation, as in the released code; NaN for fewer than two values."""
     numbers = list(values)
     return float(np.std(numbers)) if len(numbers) > 1 else math.nan
 
 
-def average_and_spread(part: str, scores: Sequence[pd.DataFrame]) -> tuple[float, float]:
+def average_and_spread(part: str, scores: pd.DataFrame) -> tuple[float, float]:
     """The average of a part and its spread, as the module defines them.
 
-    `scores` are datasets x seeds of each measured part: one, or base and novel for "hm" and
-    "mean-hm".
+    `scores` are (measured part, dataset) x seed; those of base classes come first.
 
-    >>> average_and_spread("test", [pd.DataFrame({1: [0.5, 0.8], 2: [0.6, 0.7]})])
+    >>> average_and_spread("test", pd.DataFrame({1: [0.5, 0.8], 2: [0.6, 0.7]}))
     (0.65, 0.0)
     """
-    means = np.array([frame.mean(axis=1) for frame in scores])  # [parts, datasets]
-    at_seeds = common_seeds(scores).to_numpy().T.reshape(-1, *means.shape)  # the same, each seed
-    return _over_datasets(part, means), spread(_over_datasets(part, table) for table in at_seeds)
-
-
-def common_seeds(scores: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The scores one below the other, at the seeds that all of them have."""
-    return pd.concat(scores).dropna(axis="columns")
+    table = scores.to_numpy(float).reshape(len(measured(part)), -1, scores.shape[1])
+    means = np.nanmean(table, axis=2)  # [parts, datasets]
+    at_seeds = table[..., ~np.isnan(table).any(axis=(0, 1))].transpose(2, 0, 1)
+    return _over_datasets(part, means), spread(_over_datasets(part, seed) for seed in at_seeds)
 
 
 def _over_datasets(part: str, table: NDArray[np.float64]) -> float:
@@ -155,7 +118,7 @@ class Average:
 
     value: float
     std: float  # NaN: fewer than two seeds
-    done: int  # runs of a dataset; of an average over datasets, the complete ones
+    done: int  # runs of a dataset; of several datasets, the complete ones
     planned: int
 
     @property
@@ -164,7 +127,7 @@ class Average:
 
 
 class Summary:
-    """One metric of a plan's runs, averaged by row (label), dataset, condition and part.
+    """One metric of a plan's runs, averaged by row (label), condition, part and datasets.
 
     Parts are "test", or "base" and "novel" with "hm" and "mean-hm" (see the module).
     """
@@ -173,41 +136,39 @@ class Summary:
         self.plan = plan
         self.metric = metric_named(metric)
         done = {
-            (label, run.spec.hash, part): run.metric(metric, part)
-            for label, run in runs
-            for part in run.parts
+            (run.spec.hash, part): run.metric(metric, part) for _, run in runs for part in run.parts
         }
-        cells = pd.DataFrame(
+        frame = pd.DataFrame(
             [
-                (label, condition_of(spec, plan.sweep), part, spec.dataset, spec.seed, spec.hash)
-                for label, spec in ((cell.label, cell.spec) for cell in plan.cells)
+                (
+                    *(cell.label, condition_of(spec, plan.sweep), part, spec.dataset, spec.seed),
+                    *(spec.hash, done.get((spec.hash, part), math.nan)),
+                )
+                for cell, spec in ((cell, cell.spec) for cell in plan.cells)
                 for part in spec.parts
             ],
-            columns=["label", "condition", "part", "dataset", "seed", "run"],
+            columns=["label", "condition", "part", "dataset", "seed", "run", "score"],
         ).drop_duplicates()
-        if (same := cells.duplicated(list(cells.columns[:-1]), keep=False)).any():
-            first, second = cells[same].sort_values(list(cells.columns[3:5])).iloc[:2].itertuples()
+        if (same := frame.duplicated(list(frame.columns[:5]), keep=False)).any():
+            first, second = frame[same].sort_values(["dataset", "seed"]).iloc[:2].itertuples()
             raise indistinguishable(first.label, plan.specs[first.run], plan.specs[second.run])
-        keys = zip(cells["label"], cells["run"], cells["part"], strict=True)
-        cells["score"] = [done.get(key, math.nan) for key in keys]
-        self._scores: dict[tuple[str, Condition, str], pd.DataFrame] = {
-            key: rows.pivot(index="dataset", columns="seed", values="score")
-            for key, rows in cells.groupby(["label", "condition", "part"], sort=False)
+        self._planned = frame.groupby(["label", "condition", "part", "dataset"]).size().to_dict()
+        self._scores = {  # of each row and condition: (part, dataset) x seed
+            key: rows.pivot(index=["part", "dataset"], columns="seed", values="score")
+            for key, rows in frame.groupby(["label", "condition"], sort=False)
         }
-        self._planned = Counter(zip(*(cells[name] for name in cells.columns[:4]), strict=True))
-        self.labels = list(cells["label"].unique())
+        self._parts = frame.groupby("condition")["part"].unique()
+        self.labels = list(frame["label"].unique())
+        self.datasets = list(frame["dataset"].unique())
+        self.conditions = sorted({condition for _, condition in self._scores}, key=Condition.order)
+        self.rows_compete = len(self._scores) > len(self.conditions)  # any column has two rows
         # Rows whose runs are all as the benchmark ran its adapters.
         others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
         self.benchmarked = [label for label in self.labels if label not in others]
-        self.datasets = list(cells["dataset"].unique())
-        rows = {(condition, label) for label, condition, _ in self._scores}
-        self.conditions = sorted({condition for condition, _ in rows}, key=Condition.order)
-        self.rows_compete = len(rows) > len(self.conditions)  # whether any column has two rows
 
     def parts(self, condition: Condition) -> list[str]:
         """The measured parts that were planned under a condition, in the order of columns."""
-        planned = {part for _, other, part in self._scores if other == condition}
-        return [part for part in ("base", "novel", "test") if part in planned]
+        return sorted(self._parts[[condition]].iloc[0])
 
     def wanted(self, condition: Condition, part: str) -> list[str]:
         """The datasets that any row has under a condition: an average is over all of them."""
@@ -217,41 +178,40 @@ class Summary:
 
     def scores(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
-    ) -> list[pd.DataFrame]:
-        """Datasets x seeds of each measured part; only datasets with a finished run of all."""
-        names = self.datasets if datasets is None else datasets
-        empty = pd.DataFrame()
-        frames = [self._scores.get((label, condition, p), empty) for p in measured(part)]
-        done = [set(frame.dropna(how="all").index) for frame in frames]
-        kept = [name for name in names if all(name in finished for finished in done)]
-        return [frame.loc[kept] for frame in frames]
-
-    def of(self, label: str, dataset: str, condition: Condition, part: str) -> Average | None:
-        """The average over the seeds of one dataset; None if no run is finished."""
-        planned = self._planned[label, condition, measured(part)[0], dataset]
-        return self._averaged(label, condition, part, [dataset], planned)
+    ) -> pd.DataFrame:
+        """(measured part, dataset) x seed; only datasets with a finished run of each part."""
+        scores = self._scores.get((label, condition))
+        if scores is None:
+            return pd.DataFrame()
+        scores = scores.loc[scores.index.isin(measured(part), level="part")].dropna(how="all")
+        counts = scores.groupby(level="dataset").size()
+        names = counts.index[counts == len(measured(part))]
+        if datasets is not None:
+            names = names.intersection(datasets)
+        return scores.loc[scores.index.isin(names, level="dataset")]
 
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
     ) -> Average | None:
-        """The average over datasets; it is complete if every run of every dataset is finished."""
-        names = self.wanted(condition, part) if datasets is None else datasets
-        average = self._averaged(label, condition, part, names, len(names))
-        single = (self.of(label, name, condition, part) for name in names)
-        done = sum(other is not None and other.complete for other in single)
-        return average and replace(average, done=done)
+        """The average over datasets, or over the seeds of a single one; None without any run.
 
-    def _averaged(
-        self, label: str, condition: Condition, part: str, datasets: Sequence[str], planned: int
-    ) -> Average | None:
-        scores = self.scores(label, condition, part, datasets)
-        if not len(scores[0]):
+        It is complete if every run is finished.
+        """
+        names = self.wanted(condition, part) if datasets is None else datasets
+        scores = self.scores(label, condition, part, names)
+        if scores.empty:
             return None
         value, std = average_and_spread(part, scores)
-        seeds = common_seeds(scores).shape[1]
+        seeds = int(scores.notna().all().sum())
         if label in self.benchmarked and seeds:
             std *= 1.96 / math.sqrt(seeds)
-        return Average(value, std, seeds, planned)
+        key = (label, condition, measured(part)[0])
+        planned = {name: self._planned.get((*key, name), 0) for name in names}
+        if len(names) == 1:
+            return Average(value, std, seeds, planned[names[0]])
+        finished = scores.notna().groupby(level="dataset").all().sum(axis=1)
+        done = sum(int(count) == planned[name] for name, count in finished.items())
+        return Average(value, std, done, len(names))
 
 
 def _as_benchmarked(spec: RunSpec) -> bool:
@@ -272,29 +232,74 @@ def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigErro
     )
 
 
-def measured(part: str) -> tuple[str, ...]:
-    """The measured parts that a part is computed from: of a harmonic mean both."""
-    return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
+# What runs were made with, in words
 
 
-def collect(folder: RunsFolder) -> list[dict[str, Any]]:
-    """Every finished run: a record has the specification and all metrics of one part of a run.
+def prompts_used(runs: Iterable[FinishedRun]) -> str:
+    """Whose prompts runs used ("released", "ours", "templates", a file), with their digest.
 
-    Records follow the plans and their order; runs that are in no plan come last.
+    Several banks of one name, a file for each dataset, have one digest.
     """
+    banks: dict[str, set[str]] = {}
+    for run in runs:
+        title = "phantoms' own" if run.spec.of_phantoms else "templates"
+        if (bank := run.spec.bank) is not None:
+            title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
+        banks.setdefault(title, set()).add(run.result.get("bank_sha256") or "")
+    words = []
+    for title, digests in banks.items():
+        known = sorted(digests - {""})
+        together = hashlib.sha256(" ".join(known).encode()).hexdigest()
+        digest = known[0] if len(known) == 1 else together
+        words.append(f"{title} (sha256 {digest[:12]})" if known else title)
+    return ", ".join(words)
+
+
+def changed_settings(plan: Plan) -> str:
+    """Presets and the settings that rows change, with their names unless all do; "" if none does.
+
+    The setting that is swept is left out: its values are named where they are shown.
+    """
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for cell in plan.cells:
+        rows.setdefault(cell.label, []).append(dict(_set_by(cell.spec)))
+    words = []
+    for name in dict.fromkeys(name for specs in rows.values() for spec in specs for name in spec):
+        texts: dict[str, list[str]] = {}
+        for label, specs in rows.items() if name != plan.sweep else ():
+            values = list(dict.fromkeys(str(spec.get(name, "unchanged")) for spec in specs))
+            if values != ["unchanged"]:
+                few = len(values) <= 3
+                text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
+                texts.setdefault(text, []).append(label)
+        for text, same in texts.items():
+            words.append(text if len(same) == len(rows) else f"{text} of {', '.join(same)}")
+    return "; ".join(words)
+
+
+def _set_by(spec: RunSpec) -> Iterator[tuple[str, Any]]:
+    """Preset and settings of a run; of a dataset's own preset ("paper/few-shot/busi") its kind."""
+    kind, slash, _ = (spec.preset or "").rpartition("/")
+    if spec.preset:
+        yield "preset", f"{kind}/{{dataset}}" if slash else spec.preset
+    yield from spec.settings.items()
+
+
+# Every run as a row
+
+
+def collect(folder: RunsFolder) -> pd.DataFrame:
+    """Every finished run of every plan: the specification and all metrics of one part in a row."""
     runs = {run.spec.hash: run for run in folder.runs()}
     if not runs:
         raise DataError(f"{folder.root} has no finished runs.")
-    plans = folder.plans()
     labelled = [
         (name, cell.label, runs[cell.spec.hash])
-        for name, plan in plans.items()
+        for name, plan in folder.plans().items()
         for cell in plan.cells
         if cell.spec.hash in runs
     ]
-    planned = {key for plan in plans.values() for key in plan.specs}
-    labelled += [("", run.spec.method, run) for key, run in runs.items() if key not in planned]
-    return [
+    records = [
         {"plan": name, "label": label, "run": run.spec.hash}
         | run.spec.model_dump(mode="json")
         | {"part": part, "classes": len(run.class_names(part))}
@@ -305,23 +310,13 @@ def collect(folder: RunsFolder) -> list[dict[str, Any]]:
         for name, label, run in labelled
         for part in run.parts
     ]
+    return pd.DataFrame(records, dtype=object)
 
 
-_FACTS = (
-    *("together", "peak_mib", "device", "gpu", "gpu_peak_mib", "engine"),
-    *("backbone_digest", "data_sha256", "bank_sha256", "versions"),
-)
-
-
-def records_csv(records: Sequence[dict[str, Any]]) -> str:
-    """Records as CSV; a dictionary in a cell is JSON."""
-    names = list(dict.fromkeys(name for record in records for name in record))
-    return csv_text([names, *([record.get(name) for name in names] for record in records)])
-
-
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV with Unix line ends; no cell can act as a spreadsheet formula."""
-    return tables.csv_text([[_safe(cell) for cell in row] for row in rows])
+def csv_of(frame: pd.DataFrame) -> str:
+    """A frame as CSV; a dictionary in a cell is JSON, and no cell can act as a formula."""
+    text: str = frame.rename(columns=_safe).map(_safe).to_csv(index=False, lineterminator="\n")
+    return text
 
 
 def _safe(cell: object) -> object:

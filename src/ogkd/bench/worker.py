@@ -1,8 +1,9 @@
-"""One worker: lock a group of runs, run it, write its results, take the next one.
+"""Workers: one loop that claims groups of runs by lock files, here, in processes or on Ray.
 
 Workers share nothing but the folder of runs. The operating system releases a lock with its
 process, so workers of several commands, or of machines with a common disk, can work on one folder
-and nothing is run twice. workers.py starts this loop several times.
+and nothing is run twice. Nothing is handed out and nothing is replaced: whoever is left takes what
+a dead worker leaves.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import itertools
 import json
 import math
 import os
+import platform
+import subprocess
+import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -24,16 +28,21 @@ from filelock import FileLock, Timeout
 
 from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, group_runs
-from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
+from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
+from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
 from ogkd.files import storage_errors
 from ogkd.methods import METHODS
+from ogkd.progress import progress_bar
 
 MOST_ATTEMPTS = 3  # at a group whose processes die
-ATTEMPTS = ".tries"  # suffix of the file that counts them
 _COSTS = {"instant": 0, "seconds": 1, "minutes": 2, "slow": 3}
-_PAUSE = 0.5  # seconds between checks of groups that other processes are working on
+_PAUSE = 0.5  # seconds between two looks at other processes
+_ERROR = 2  # exit code of a worker that reports an error, which ends all
+# The job is read before the slow imports, so that the command need not wait to write it.
+_WORKER = "import sys; job = sys.stdin.readline(); from ogkd.bench import worker; worker.main(job)"
+Notify = Callable[[], object]
 
 
 class Job(FrozenRecord):
@@ -49,6 +58,28 @@ class Job(FrozenRecord):
 
     def groups(self) -> list[RunGroup]:
         return claim_order(group_runs(self.specs))
+
+
+def make_job(
+    folder: RunsFolder,
+    plan: Plan,
+    sources: Mapping[str, Source],
+    backbone: str,
+    device: str = "auto",
+    engine: str = "torch",
+) -> Job:
+    """The job of a plan, with absolute paths: a worker elsewhere has another working folder."""
+    return Job(
+        out=str(folder.root.absolute()),
+        specs=tuple(plan.specs.values()),
+        sources={
+            name: source.model_copy(update={"folder": source.folder and absolute(source.folder)})
+            for name, source in sources.items()
+        },
+        backbone=absolute(backbone),
+        device=device,
+        engine=engine,
+    )
 
 
 def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
@@ -69,7 +100,7 @@ def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
     return sorted(in_turn, key=cost, reverse=True)
 
 
-def work(job: Job, notify: Callable[[], object] = lambda: None) -> None:
+def work(job: Job, notify: Notify = lambda: None) -> None:
     """Run every group of a job that no other process has run or is running."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
@@ -83,7 +114,7 @@ def run_groups(
     folder: RunsFolder,
     groups: Sequence[RunGroup],
     runner: Runner,
-    notify: Callable[[], object] = lambda: None,
+    notify: Notify = lambda: None,
 ) -> None:
     """Run the groups that are left; return when all are settled, here or by other processes.
 
@@ -136,7 +167,7 @@ def lock_group(folder: RunsFolder, group: RunGroup) -> contextlib.ExitStack:
 
 def _attempt(folder: RunsFolder, group: RunGroup, runner: Runner) -> None:
     """Run a locked group, unless that has cost too many processes."""
-    attempts = folder.claims / f"{group.name}{ATTEMPTS}"
+    attempts = folder.attempts_of(group.specs[0])
     before = int(attempts.read_text() or 0) if attempts.is_file() else 0
     with storage_errors(folder.root):
         attempts.write_text(str(before + 1))
@@ -183,36 +214,164 @@ def _reason(error: Exception) -> str:
     return "".join(traceback.format_exception(error, limit=8))
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a worker ended: nothing was left, an error that ends all workers, or a death."""
-
-    error: str = ""
-    argument: str | None = None  # that the error is about
-    death: str = ""
+# Starting workers
 
 
-def work_elsewhere(job: str) -> Ended:
-    """Work on a job (JSON) that another process made."""
+@contextlib.contextmanager
+def watched(folder: RunsFolder, plan: Plan) -> Iterator[Notify]:
+    """A bar of a plan's runs; what it yields counts the finished and failed ones anew."""
+    with progress_bar(plan.name, len(plan.specs)) as bar:
+        settled = 0
+
+        def notify() -> None:
+            nonlocal settled
+            finished, failed = (len(plan.specs.keys() & names) for names in folder.settled())
+            bar.advance(finished + failed - settled)
+            settled = finished + failed
+            if failed:
+                bar.describe(f"{failed} failed")
+
+        notify()
+        yield notify
+
+
+def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None:
+    """Run what is missing in `workers` processes, which end with this one.
+
+    They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
+    unless a device is named. If workers die and leave something, all are started again: after
+    MOST_ATTEMPTS a group that kills its process is given up.
+    """
+    environment = dict(os.environ)
+    if not environment.get("OMP_NUM_THREADS"):
+        job = job.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // workers)})
+        environment["OMP_NUM_THREADS"] = str(job.threads)
+    count = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
+    visible = list(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    gpus = visible[:count] or [str(number) for number in range(count)]
+    codes: list[int | None] = []
+    for _ in range(MOST_ATTEMPTS + 1):
+        processes = []
+        try:
+            for number in range(workers):
+                gpu = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+                processes.append(_start(job, environment | gpu))
+            codes = _ended(processes, notify)
+        finally:
+            replies = [_stop(process) for process in processes]
+        notify()
+        for error in filter(None, replies):
+            raise ConfigError(**json.loads(error))
+        if 0 in codes:  # one that found nothing left to do
+            return
+    raise ConfigError(
+        f"Workers repeatedly died (code {codes[0]}; see {Path(job.out, 'workers.log')}). Finished "
+        "runs are kept.",
+        argument="workers",
+    )
+
+
+def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A worker process. Its standard input tells it that this process lives."""
+    pipe = subprocess.PIPE
+    with Path(job.out, "workers.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER],
+            stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment,
+        )  # fmt: skip
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once
+        process.stdin.write(job.model_dump_json() + "\n")
+        process.stdin.flush()
+    return process
+
+
+def _ended(processes: Sequence[subprocess.Popen[str]], notify: Notify) -> list[int | None]:
+    """Wait for all processes, or for one that found nothing left or an error; the exit codes."""
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or 0 in codes or _ERROR in codes:
+            return codes
+        time.sleep(_PAUSE)
+        notify()
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """End a worker, whose locks are released with it; the error that it reports, as JSON."""
+    process.terminate()
     try:
-        work(Job.model_validate_json(job))
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return Ended(str(error), argument=error.argument)
-    return Ended()
+        reply, _ = process.communicate(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        reply, _ = process.communicate()
+    return reply
 
 
 def main(job: str) -> None:
     """Work in a process of its own, which ends with its parent.
 
-    The job was the first line of standard input, which the parent keeps open. How it ended is
-    written to standard output as JSON; what libraries print goes to the log.
+    The job was the first line of standard input, which the parent keeps open. An error that ends
+    all workers is written to standard output; what libraries print goes to the log.
     """
     reply = os.dup(1)
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.write(reply, json.dumps(vars(work_elsewhere(job))).encode())
+    if error := work_elsewhere(job):
+        os.write(reply, json.dumps(error).encode())
+        sys.exit(_ERROR)
 
 
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns when the parent has ended, in whatever way
     os._exit(1)
+
+
+def work_elsewhere(job: str) -> dict[str, str | None] | None:
+    """Work on a job (JSON) that another process made; an error that must end all workers."""
+    try:
+        work(Job.model_validate_json(job))
+    except OgkdError as error:  # an exception would mean that the worker is lost
+        return {"message": str(error), "argument": error.argument}
+    return None
+
+
+def run_ray(job: Job, cluster: Cluster, notify: Notify = lambda: None) -> None:
+    """Run what is missing on a Ray cluster whose nodes share the folder of runs.
+
+    Ray starts a worker again whose process or node is lost.
+    """
+    job = job.model_copy(update={"threads": cluster.threads})
+    with cluster.joined() as ray:
+        resources = cluster.resources(ray, job.device)
+        task = ray.remote(work_on_node).options(**resources, max_retries=MOST_ATTEMPTS)
+        count = min(len(job.groups()), cluster.workers(ray, resources))
+        arguments = job.model_dump_json(), settings_for_workers(), version("ogkd")
+        left = [task.remote(*arguments) for _ in range(count)]
+        try:
+            ended: list[object] = []
+            while not ended:
+                ended, left = ray.wait(left, timeout=_PAUSE)
+                notify()
+            error = ray.get(ended[0])
+        except ray.exceptions.RayError as lost:
+            reason = f"Workers on the cluster died: {type(lost).__name__}. Finished runs are kept."
+            raise ConfigError(reason, argument="ray") from None
+        finally:
+            for reference in left:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.cancel(reference, force=True)
+        if error:
+            raise ConfigError(**error)
+
+
+def work_on_node(
+    content: str, settings: Mapping[str, str], wanted: str
+) -> dict[str, str | None] | None:
+    """Work on a node of a cluster, if it has the same software and the folder of runs."""
+    use_settings(settings)
+    job = Job.model_validate_json(content)
+    missing = [] if Path(job.out).is_dir() else [job.out]
+    missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
+    if missing:
+        return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}
+    return work_elsewhere(content)

@@ -85,15 +85,10 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
     numbers: list[int] = []
-    try:
-        for part in opt.split_list(text):
-            first, dash, last = part.partition("-")
-            span = range(int(first), int(last if dash else first) + 1)
-            if not span or span[_MOST:]:
-                raise ValueError
-            numbers += span
-    except ValueError:
-        numbers.clear()
+    for part in opt.split_list(text):
+        first, dash, last = part.partition("-")
+        if first.isdecimal() and (last.isdecimal() or not dash):
+            numbers += range(int(first), min(int(last or first), _MOST) + 1)
     if not numbers:
         raise ConfigError(f"Give numbers such as 1,4,16 or 1-8, not '{text}'.", argument=name)
     return numbers
@@ -130,47 +125,41 @@ def run(
     engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
-    from ogkd.bench.grid import expand, without_preset
+    from ogkd.bench.grid import expand, tuning_grid, write_best
+    from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.tune import tuning_grid, write_best
-    from ogkd.bench.worker import Job, work
-    from ogkd.bench.workers import Progress, make_job, prepare, run_processes, run_ray
+    from ogkd.bench.worker import make_job, run_processes, run_ray, watched, work
     from ogkd.features.cluster import Cluster
 
-    def run_job(job: Job, progress: Progress) -> None:
-        if ray is not None:
-            cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
-            run_ray(job, progress, Cluster(ray, workers, cores))
-        elif workers == 0:
-            work(job, progress)
-        else:
-            run_processes(job, progress, workers=workers or 1)
-
-    folder, grids = RunsFolder(out, on_skip=say), grid.read()
+    folder, grids = RunsFolder(out), grid.read()
     if tune is not None:
         if len(grids) > 1:
             raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
         grids = [tuning_grid(*grids, trials=tune)]
     plans = [(each, *expand(each)) for each in grids]
     for each, plan, sources in plans:
-        if names := without_preset(each, sources):
-            say(f"Note: the preset auto is used for: {', '.join(names)} (not the paper's).")
         if dry_run:
             _list_missing(folder, plan)
             continue
         for note in prepare(folder, plan, sources):
             say(f"Note: {note}")
-        progress = Progress(folder, plan)
-        say(f"{plan.title}: {progress.total} runs, {progress.settled} of them done already.")
-        if progress.settled == progress.total:
+        done = sum(map(folder.has, plan.specs.values()))
+        say(f"{plan.title}: {len(plan.specs)} runs, {done} of them done already.")
+        job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
+        if done == len(plan.specs):
             continue
-        with progress.bars:
-            try:
-                job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
-                run_job(job, progress)
-            except KeyboardInterrupt:
-                say("Stopped. Run the same command again to resume.")
-                sys.exit(130)
+        try:
+            with watched(folder, plan) as notify:
+                if ray is not None:
+                    cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
+                    run_ray(job, Cluster(ray, workers, cores), notify)
+                elif workers == 0:
+                    work(job, notify)
+                else:
+                    run_processes(job, workers or 1, notify)
+        except KeyboardInterrupt:
+            say("Stopped. Run the same command again to resume.")
+            sys.exit(130)
     if dry_run:
         return
     _summarise(folder, [plan for _, plan, _ in plans])
@@ -181,7 +170,7 @@ def run(
 
 def _list_missing(folder: RunsFolder, plan: Plan) -> None:
     """Print the runs that are missing, one per line, and how many there are."""
-    missing = [spec for spec in plan.specs.values() if not folder.has(spec) or folder.damage(spec)]
+    missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
     for spec in missing:
         typer.echo(f"{spec.hash}  {spec}")
     count = len({spec.dataset for spec in plan.specs.values()})
@@ -191,42 +180,16 @@ def _list_missing(folder: RunsFolder, plan: Plan) -> None:
 
 def _summarise(folder: RunsFolder, plans: list[Plan]) -> None:
     """Print a summary; the exit code is 1 if runs failed."""
-    from ogkd.bench.runs import one_line
-
     specs = {key: spec for plan in plans for key, spec in plan.specs.items()}
-    finished = sum(folder.has(spec) for spec in specs.values())
+    finished = sum(map(folder.has, specs.values()))
     say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
-    if failed := [spec for spec in specs.values() if folder.failure_of(spec).is_file()]:
-        for spec in failed[:10]:
-            say(f"  failed: {spec}: {one_line(folder.reason(spec))}")
+    if failed := [(spec, reason) for spec in specs.values() if (reason := folder.reason(spec))]:
+        for spec, reason in failed[:10]:
+            say(f"  failed: {spec}: {reason}")
         say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)
-    several = len(list((folder.root / "plans").glob("*.json"))) > 1
+    several = len(folder.plans()) > 1
     say(f"Next: ogkd bench table {folder.root}{f' --plan {plans[0].name}' if several else ''}")
-
-
-@app.command()
-def status(runs: RunsArgument) -> None:
-    """Show what is done, missing, failed and damaged in a folder of runs."""
-    from ogkd.bench.runs import one_line
-
-    folder = _open(runs)
-    problems: dict[str, str] = {}
-    for name, plan in folder.plans().items():
-        counts = dict.fromkeys(("done", "missing", "failed", "damaged"), 0)
-        for spec in plan.specs.values():
-            state = "done" if folder.has(spec) else "missing"
-            if folder.failure_of(spec).is_file():
-                state = "failed"
-                problems[spec.hash] = f"failed: {spec}\n  {one_line(folder.reason(spec))}"
-            elif damage := folder.damage(spec):
-                state = "damaged"
-                problems[spec.hash] = f"damaged: {spec}\n  {damage}"
-            counts[state] += 1
-        words = [f"{n} {state}" for state, n in counts.items() if n or state != "damaged"]
-        typer.echo(f"{name}: {', '.join(words)} of {len(plan.specs)}")
-    for problem in problems.values():
-        typer.echo(problem)
 
 
 @app.command()
@@ -235,17 +198,17 @@ def table(
     plan: PlanOption = None,
     metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "csv", "runs"],
+        Literal["markdown", "latex", "runs"],
         Option(help="Output format; runs: every finished run of the folder, as CSV."),
     ] = "markdown",
 ) -> None:
     """Print the paper's table from finished runs; best bold, second underlined."""
     _require_pandas()
     from ogkd.bench.tables import make_table
-    from ogkd.bench.tidy import collect, records_csv
+    from ogkd.bench.tidy import collect, csv_of
 
     if format == "runs":
-        typer.echo(records_csv(collect(_open(runs))), nl=False)
+        typer.echo(csv_of(collect(_open(runs))), nl=False)
     else:
         typer.echo(make_table(*_chosen(runs, plan), metric=metric, format=format))
 
@@ -281,19 +244,16 @@ def compare(
 ) -> None:
     """Compare with published numbers, or two methods by a paired bootstrap."""
     _require_pandas()
-    from ogkd.bench.compare import compare_with_published, comparison_markdown
-    from ogkd.bench.stats import compare_labels, differences_markdown
-    from ogkd.bench.tidy import changed_settings
+    from ogkd.bench.compare import differences_markdown, published_markdown
 
     folder, chosen = _chosen(runs, plan)
-    if not methods:
-        rows = compare_with_published(folder, chosen)
-        typer.echo(comparison_markdown(rows, changed_settings(chosen)))
-        return
-    if len(methods) != 2:
-        raise ConfigError(f"Give two labels or none, not {len(methods)}.", argument="methods")
-    differences = compare_labels(folder, chosen, *methods)
-    typer.echo(differences_markdown(*differences, *methods))
+    if len(methods or ()) not in (0, 2):
+        raise ConfigError("Give two labels or none.", argument="methods")
+    typer.echo(
+        differences_markdown(folder, chosen, *methods)
+        if methods
+        else published_markdown(folder, chosen)
+    )
 
 
 def _require_pandas() -> None:
@@ -306,7 +266,7 @@ def _open(runs: Path) -> RunsFolder:
 
     if not (runs / "plans").is_dir():
         raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` wrote.")
-    return RunsFolder(runs, on_skip=say)
+    return RunsFolder(runs)
 
 
 def _chosen(runs: Path, name: str | None) -> tuple[RunsFolder, Plan]:

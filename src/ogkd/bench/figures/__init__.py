@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from ogkd.bench.figures import curves, per_dataset
-from ogkd.bench.figures.inputs import FigureInput, choose_pair
 from ogkd.bench.figures.style import Drawn, footer, styled, write
-from ogkd.bench.runs import Plan, RunsFolder
-from ogkd.bench.tidy import changed_settings, prompts_used
+from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
+from ogkd.bench.sources import paper
+from ogkd.bench.tidy import Summary, changed_settings, prompts_used
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = ["FIGURES", "make_figures"]
+__all__ = ["FIGURES", "FigureInput", "make_figures"]
+
+
+@dataclass(frozen=True)
+class FigureInput:
+    """A plan's finished runs, and the labels of the two methods A and B that are compared."""
+
+    plan: Plan
+    runs: LabelledRuns
+    pair: tuple[str, str] | None  # None: there is only one method
+
+    @cached_property
+    def accuracy(self) -> Summary:
+        return Summary(self.plan, self.runs)
+
+    @property
+    def both(self) -> tuple[str, str]:
+        if self.pair is None:
+            raise ConfigError(
+                f"It compares two methods, but '{self.plan.name}' has finished runs of one only."
+            )
+        return self.pair
+
 
 FIGURES: Mapping[str, Callable[[FigureInput], Drawn]] = {
     "few-shot": partial(curves.few_shot, average=False),
@@ -49,31 +72,48 @@ def make_figures(
         if name not in FIGURES:
             hint = did_you_mean(name, FIGURES)
             raise ConfigError(f"Unknown figure '{name}'.{hint}", argument="names")
-    runs = folder.finished(plan, predictions=True)
+    runs = folder.finished(plan)
     if not runs:
         raise ConfigError(f"Plan '{plan.name}' has no finished runs in {folder.root}.")
     methods = {label: run.spec.method for label, run in runs}
-    for label in pair or ():
-        if label not in methods or len(set(pair or ())) < 2:
-            hint = did_you_mean(label, methods)
-            raise ConfigError(f"Give labels of two different rows.{hint}", argument="pair")
-    chosen = pair or choose_pair(methods)
-    given = FigureInput(plan, runs, chosen, pair_only=pair is not None)
+    if pair and (len(set(pair)) < 2 or not methods.keys() >= set(pair)):
+        raise ConfigError("Give the labels of two different rows.", argument="pair")
+    given = FigureInput(plan, runs, pair or choose_pair(methods))
+    changed = changed_settings(plan)
     made_with = f"Prompts: {prompts_used(run for _, run in runs)}"
-    if changed := changed_settings(plan):
-        made_with += f". Changed settings: {changed}"
+    made_with += f". Settings: {changed}" if changed else ""
     paths: list[Path] = []
-    impossible: dict[str, str] = {}
+    impossible = []
     for name in dict.fromkeys(FIGURES if names is None else names):
         try:
-            with styled():
-                for stem, figure in FIGURES[name](given):
-                    footer(figure, made_with)
-                    paths += write(figure, out, stem)
+            paths += _write(given, name, out, made_with)
         except ConfigError as error:
-            impossible[name] = str(error)
+            impossible.append(f"- {name}: {error}")
     if impossible and (names is not None or not paths):
-        reasons = "\n".join(f"- {name}: {why}" for name, why in impossible.items())
-        also = f" {len(paths)} files of other figures were written to {out}." if paths else ""
-        raise ConfigError(f"Plan '{plan.name}' does not allow these figures:\n{reasons}{also}")
+        reasons = "\n".join(impossible)
+        raise ConfigError(f"Plan '{plan.name}' does not allow these figures:\n{reasons}")
     return paths
+
+
+def _write(given: FigureInput, name: str, out: Path, made_with: str) -> list[Path]:
+    paths = []
+    with styled():
+        for stem, figure in FIGURES[name](given):
+            footer(figure, made_with)
+            paths += write(figure, out, stem)
+    return paths
+
+
+def choose_pair(methods: Mapping[str, str]) -> tuple[str, str] | None:
+    """The paper's method and its baseline if they are there, else the first two labels.
+
+    `methods` gives the method of each label. A row labelled like the method comes first; of other
+    rows of the paper's method the last, which in the paper's ablations has all components.
+    """
+    names = []
+    for wanted, last in ((paper().method, True), (paper().baseline, False)):
+        rows = [label for label, method in methods.items() if method == wanted]
+        same = [label for label in methods if label.casefold() == wanted]
+        names += same[:1] or (rows[-1:] if last else rows[:1])
+    names = list(dict.fromkeys([*names, *methods]))
+    return (names[0], names[1]) if len(names) > 1 else None

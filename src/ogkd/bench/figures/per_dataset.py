@@ -1,35 +1,204 @@
-"""Figures of single datasets: the predictions of two methods, and the class graph W."""
+"""Figures of single datasets: two methods image by image, and the class graph W.
+
+Shapes: p [N, C] probabilities, y [N] labels, W [C, C].
+"""
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ogkd.bench import analysis
+from ogkd.bench.compare import paired_runs
 from ogkd.bench.figures import style
-from ogkd.bench.figures.inputs import FigureInput, PairedPredictions, paired
-from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
-from ogkd.bench.tidy import spread
+from ogkd.bench.figures.style import Drawn, Floats, header, shown
+from ogkd.bench.runs import FinishedRun, LabelledRuns, RunSpec, same_images
+from ogkd.bench.tidy import right, spread
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import aurc, risk_coverage
 from ogkd.evaluation.names import METRICS
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from ogkd.bench.figures import FigureInput
+
+Mask = NDArray[np.bool_]
+Labels = NDArray[np.int64]
+_SMALLEST = float(np.finfo(np.float32).tiny)  # a float32 probability of 0 was below this
 _WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
 _NEIGHBOURS = 3  # the paper's k
 _FEWEST = 10  # values of which a density is drawn; of fewer it would be a shape of its kernel
-_OTHERS = 4  # methods beside the pair in a panel of risk curves
-_RUG = 60  # up to this many values are also drawn one by one, below their density
 _AURC = METRICS["aurc"]
+
+
+# What is drawn, as functions of probabilities, labels and class graph
+
+
+def wins(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) -> Mask:
+    """Images that A classifies correctly while B is wrong ("wins", Fig. wins-kde): bool [N]."""
+    return right(p_a, y) & ~right(p_b, y)
+
+
+def both_wrong(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) -> Mask:
+    """Images that both methods misclassify: bool [N]."""
+    return ~right(p_a, y) & ~right(p_b, y)
+
+
+def margins(p: NDArray[np.floating], y: Labels) -> Floats:
+    """The logit margin z(y) - max_{j≠y} z(j) of each image (Fig. wins-kde, left): [N].
+
+    Softmax keeps differences, so it is log p(y) - max_{j≠y} log p(j). Probabilities that are 0
+    in float32 count as the smallest such number: no margin leaves ±87.3.
+
+    >>> margins(np.array([[0.8, 0.1, 0.1], [0.25, 0.5, 0.25]]), np.array([0, 0])).round(3)
+    array([ 2.079, -0.693])
+    """
+    logs = np.log(np.maximum(p.astype(np.float64), _SMALLEST))
+    rows = np.arange(len(y))
+    true = logs[rows, y]
+    logs[rows, y] = -np.inf
+    return np.asarray(true - logs.max(axis=1))
+
+
+def neighbours(W: NDArray[np.floating], k: int) -> NDArray[np.int64]:
+    """The k classes nearest to each class by its row of W, without itself: [C, min(k, C-1)].
+
+    >>> neighbours(np.array([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]]), 1).tolist()
+    [[1], [2], [0]]
+    """
+    others = W.astype(np.float64)
+    np.fill_diagonal(others, -np.inf)
+    order = np.argsort(-others, axis=1, kind="stable")  # ties: the lower label first
+    return np.asarray(order[:, : min(k, len(W) - 1)])
+
+
+def neighbour_mass(
+    p: NDArray[np.floating], y: Labels, W: NDArray[np.floating], *, k: int = _NEIGHBOURS
+) -> Floats:
+    """The probability given to the true class's top-k neighbours in W (Fig. wins-kde, right): [N].
+
+    A class is not its own neighbour. With C ≤ k + 1 classes every other class is a neighbour,
+    and the mass is 1 - p(y), as in the paper's own figure (RETINA: C = 4, k = 3).
+    """
+    near = neighbours(W, k)[y]  # [N, k]
+    return np.asarray(np.take_along_axis(p.astype(np.float64), near, axis=1).sum(axis=1))
+
+
+def disease_mass(
+    p: NDArray[np.floating], normal: Sequence[int], *, without: Labels | None = None
+) -> Floats:
+    """The probability of disease, s(x) = Σ_{c∈D} p(c | x), D = all but normal classes: [N].
+
+    The caption's formula counts the true class, its heading says "excluded GT". The formula is
+    the default; `without=y` leaves the true class out.
+
+    >>> p = np.array([[0.5, 0.3, 0.2]])
+    >>> disease_mass(p, [2]), disease_mass(p, [2], without=np.array([0]))
+    (array([0.8]), array([0.3]))
+    """
+    mass = p.astype(np.float64)
+    mass[:, list(normal)] = 0.0
+    if without is not None:
+        mass[np.arange(len(without)), without] = 0.0
+    return np.asarray(mass.sum(axis=1))
+
+
+def density(
+    values: Floats, grid: Floats, *, bounds: tuple[float, float] | None = None
+) -> Floats | None:
+    """Gaussian kernel density of `values` on `grid`, or None for fewer than two distinct values.
+
+    Bandwidth by Scott's rule, SciPy's default; the paper names none.
+    Mass beyond `bounds` is reflected back, so that a density of probabilities has all its mass
+    in [0, 1].
+    """
+    from scipy.stats import gaussian_kde
+
+    if len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())):
+        return None
+    estimate = gaussian_kde(values)
+    heights: Floats = estimate(grid)
+    for edge in bounds or ():
+        heights = heights + estimate(2 * edge - grid)
+    return heights
+
+
+# Two methods on the same images
+
+
+@dataclass(frozen=True)
+class PairedPredictions:
+    """Predictions of methods A and B on the same images of one dataset, all seeds pooled."""
+
+    title: str  # "retina, 16 shots"
+    name: str  # for a file: "retina", "retina-novel"
+    y: Labels  # [N]
+    a: Floats  # [N, C]
+    b: Floats  # [N, C]
+    run: NDArray[np.int64]  # [N], which of the pooled runs a prediction is from
+    W: Floats  # [C, C], of A
+    normal: tuple[int, ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(np.unique(self.run))
+
+
+def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]:
+    """A and B on each dataset and part, at the most shots and fewest flips that both have."""
+    rows: dict[str, dict[tuple[float, ...], list[FinishedRun]]] = {label: {} for label in pair}
+    for label, run in runs:
+        if label in rows:
+            rows[label].setdefault(_rank(run.spec), []).append(run)
+    first, second = rows.values()
+    best = max(first.keys() & second.keys(), default=())
+    pairs = paired_runs(first[best], second[best]) if best else {}
+    if not pairs:
+        raise ConfigError(
+            f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
+            "and seed."
+        )
+    chosen = [pairs[dataset] for dataset in sorted(pairs)]
+    return [_pool(*both, part) for both in chosen for part in both[0][0].parts]
+
+
+def _rank(spec: RunSpec) -> tuple[float, float, float]:
+    """The highest is compared: most shots, fewest flips, largest bank; None is all."""
+    shots, budget = (math.inf if n is None else float(n) for n in (spec.shots, spec.budget))
+    return shots, -float(spec.flips), budget
+
+
+def _pool(
+    runs_a: Sequence[FinishedRun], runs_b: Sequence[FinishedRun], part: str
+) -> PairedPredictions:
+    spec = runs_a[0].spec
+    pairs = [same_images(both, part) for both in zip(runs_a, runs_b, strict=True)]
+    words = [spec.dataset if part == "test" else f"{spec.dataset} ({part})"]
+    words += [f"{spec.shots} shots"] if spec.shots else []
+    words += [f"{spec.flips} flips"] if spec.flips else []
+    words += [f"{spec.budget} prompts"] if spec.budget else []
+    return PairedPredictions(
+        title=", ".join(words),
+        name=spec.dataset if part == "test" else f"{spec.dataset}-{part}",
+        y=np.concatenate([a.labels for a, _ in pairs]).astype(np.int64),
+        a=np.concatenate([a.probabilities for a, _ in pairs]).astype(np.float64),
+        b=np.concatenate([b.probabilities for _, b in pairs]).astype(np.float64),
+        run=np.repeat(np.arange(len(pairs)), [len(a.labels) for a, _ in pairs]),
+        W=pairs[0][0].W.astype(np.float64),
+        normal=tuple(runs_a[0].result["normal"][part]),
+    )
+
+
+# Risk and coverage
 
 
 def risk_curves(given: FigureInput) -> Drawn:
@@ -38,90 +207,44 @@ def risk_curves(given: FigureInput) -> Drawn:
     The most confident images are kept first. Confidence is the largest probability; images of
     equal confidence count by expectation. AURC is the mean risk over coverages 1/N..1.
     """
-    from matplotlib.lines import Line2D
-
-    pair = given.both
-    pairs = paired(given.runs, pair)
-    others, left_out = _others(given, pairs)
-    labels = [*pair, *others]
-    columns = style.columns_for(len(pairs))
-    rows = -(-len(pairs) // columns)
-    listed = 0.14 * len(labels)  # inches of the AURC of each method, above a panel
-    figure = style.new_figure(min(style.PAGE, 2.6 * columns), 0.5 + (1.9 + listed) * rows)
-    look = style.looks(labels, pair)
-    for number, panel in enumerate(pairs):
-        ax = figure.add_subplot(rows, columns, number + 1)
-        more = {
-            label: by_name[panel.name] for label, by_name in others.items() if panel.name in by_name
-        }
-        _panel(ax, panel, {pair[0]: (panel, panel.a), pair[1]: (panel, panel.b), **more}, look)
-        if number % columns == 0:
-            ax.set_ylabel("Risk (% wrong)")
-        if number // columns == rows - 1:  # a label higher up would make its row lower
-            ax.set_xlabel("Coverage (% kept)")
-    lines = [Line2D([], [], color=look[label].colour) for label in labels]
-    names = [shown(label) for label in labels]
-    figure.legend(lines, names, loc="outside lower center", ncols=min(3, len(labels)))
-    several = max(panel.seeds for panel in pairs) > 1
+    pairs = paired(given.runs, given.both)
+    figure, axes = style.grid(len(pairs), "Coverage (% kept)", "Risk (% wrong)", height=2.2)
+    handles: dict[str, Artist] = {}
+    for ax, images in zip(axes, pairs, strict=True):
+        for label, p, colour in zip(given.both, (images.a, images.b), style.COLOURS, strict=False):
+            handles[shown(label)] = _risk_curve(ax, images, p, colour)
+        _risk_axes(ax, f"{shown(images.title, 30)}\n{_AURC.heading}")
+    style.legend_below(figure, handles)
+    several = max(images.seeds for images in pairs) > 1
     header(
         figure,
         "Most confident images first; a lower curve and AURC are better"
         + ("; mean over seeds, band and ± are the std over seeds" if several else "; one seed"),
-        f"{left_out} methods with a higher AURC are not drawn" if left_out else "",
     )
     yield "risk-coverage", figure
 
 
-Shown = tuple[PairedPredictions, Floats]  # one method's probabilities, and what they belong to
+def _risk_curve(ax: Axes, images: PairedPredictions, p: Floats, colour: str) -> Artist:
+    chosen = [images.run == number for number in np.unique(images.run)]
+    areas = [aurc(images.y[rows], p[rows]) for rows in chosen]
+    x, mean, std = mean_curve([risk_coverage(images.y[rows], p[rows]) for rows in chosen])
+    name = _AURC.text(float(np.mean(areas)))
+    name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
+    (line,) = ax.plot(100 * x, 100 * mean, color=colour, label=name)
+    if len(areas) > 1:
+        style.band(ax, 100 * x, 100 * mean, 100 * std, colour)
+    return line
 
 
-def _others(
-    given: FigureInput, pairs: Sequence[PairedPredictions]
-) -> tuple[dict[str, dict[str, Shown]], int]:
-    """Further methods by label and panel, those with the lowest AURC; how many are left out.
-
-    They are compared with the first of the pair, on its images and at its shots.
-    """
-    first, _ = pair = given.both
-    titles = {panel.title for panel in pairs}
-    panels: dict[str, dict[str, Shown]] = {}
-    labels = () if given.pair_only else dict.fromkeys(label for label, _ in given.runs)
-    for label in (label for label in labels if label not in pair):
-        with suppress(ConfigError):  # no run like those of the pair
-            same = [panel for panel in paired(given.runs, (first, label)) if panel.title in titles]
-            if same:
-                panels[label] = {panel.name: (panel, panel.b) for panel in same}
-
-    def area(label: str) -> float:
-        return float(np.mean([aurc(panel.y, p) for panel, p in panels[label].values()]))
-
-    best = sorted(panels, key=area)[:_OTHERS]
-    kept = {label: panels[label] for label in panels if label in best}
-    return kept, len(panels) - len(best)
-
-
-def _panel(
-    ax: Axes, panel: PairedPredictions, methods: Mapping[str, Shown], look: dict[str, Look]
-) -> None:
+def _risk_axes(ax: Axes, title: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for label, (images, p) in reversed(list(methods.items())):
-        numbers = np.unique(images.run)
-        chosen = [images.run == number for number in numbers]
-        areas = [aurc(images.y[rows], p[rows]) for rows in chosen]
-        x, mean, std = mean_curve([risk_coverage(images.y[rows], p[rows]) for rows in chosen])
-        name = _AURC.text(float(np.mean(areas)))
-        name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
-        ax.plot(100 * x, 100 * mean, color=look[label].colour, label=name)
-        if len(areas) > 1:
-            style.band(ax, 100 * x, 100 * mean, 100 * std, look[label].colour)
     ax.set_xlim(0, 100)
     ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
     ax.set_xticks([0, 25, 50, 75, 100])
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    title = f"{shown(panel.title, 30)}\n{_AURC.heading}"
     small = {"fontsize": 7, "title_fontsize": 7, "handlelength": 1.0, "labelspacing": 0.3}
-    style.legend_above(ax, title, reverse=True, **small)
+    style.legend_above(ax, title, **small)
 
 
 def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
@@ -133,50 +256,7 @@ def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Flo
     return x, risks.mean(axis=0), risks.std(axis=0)
 
 
-def class_graphs(given: FigureInput) -> Drawn:
-    """W of each dataset, W_c: = softmax(α s_c:) (eq. 1-2): row c says how near others are to c.
-
-    It is taken from the first finished run of method A; in base-to-novel it is that of the base
-    classes, which are all that training sees (Alg. 1).
-    """
-    label = given.pair[0] if given.pair else given.runs[0][0]
-    done = set()
-    for name, run in given.runs:
-        if name != label or run.spec.dataset in done:
-            continue
-        part = run.parts[0]
-        W, classes = run.predictions(part).W.astype(np.float64), run.class_names(part)
-        done.add(run.spec.dataset)
-        title = run.spec.dataset if part == "test" else f"{run.spec.dataset} ({part})"
-        yield f"graph-{style.file_stem(run.spec.dataset)}", _heatmap(W, classes, title)
-
-
-def _heatmap(W: Floats, classes: tuple[str, ...], title: str) -> Figure:
-    n = len(classes)
-    side = max(2.6, min(7.0, 1.5 + (0.36 if n <= _WRITTEN else 0.16) * n))
-    figure = style.new_figure(side + 1.2, side + 0.7)
-    ax = figure.add_subplot()
-    image = ax.imshow(W, cmap="Blues", vmin=0.0, vmax=float(W.max()))
-    names = [textwrap.fill(shown(name, 40), 20) for name in classes]
-    size = 7 if n <= 24 else 4.5
-    ax.set_xticks(range(n), names, rotation=45, ha="right",
-                  rotation_mode="anchor", fontsize=size)  # fmt: skip
-    ax.set_yticks(range(n), names, fontsize=size)
-    ax.grid(False)
-    ax.spines[:].set_visible(False)
-    ax.tick_params(length=0)
-    if n <= _WRITTEN:
-        for row, column in np.ndindex(n, n):
-            dark = W[row, column] > 0.6 * W.max()
-            ax.text(column, row, f"{W[row, column]:.2f}".removeprefix("0"), ha="center",
-                    va="center", fontsize=6.5, color="white" if dark else "#222222")  # fmt: skip
-    ax.set_ylabel("Class")
-    ax.set_xlabel("Neighbour")
-    bar = figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.set_label("Weight in W, rows sum to one")
-    header(figure, f"Class graph W of {title}")
-    return figure
+# Densities
 
 
 @dataclass(frozen=True)
@@ -199,14 +279,14 @@ def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
 
     def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
         right, wrong = (images.b, images.a) if losses else (images.a, images.b)
-        chosen = analysis.wins(right, wrong, images.y)
+        chosen = wins(right, wrong, images.y)
         y, both = images.y[chosen], (images.a[chosen], images.b[chosen])
         k = min(_NEIGHBOURS, len(images.W) - 1)
         which = f"p of the {k} nearest classes in W"
         if k == len(images.W) - 1:
             which = f"p of all {k} other classes, 1 − p(y)"
-        apart = tuple(analysis.margins(p, y) for p in both)
-        near = tuple(analysis.neighbour_mass(p, y, images.W, k=k) for p in both)
+        apart = tuple(margins(p, y) for p in both)
+        near = tuple(neighbour_mass(p, y, images.W, k=k) for p in both)
         panels = [
             _Sample("Margin", "z(y) − max z(j), j ≠ y", apart),
             _Sample("Neighbour mass", which, near, bounds=(0.0, 1.0)),
@@ -221,7 +301,7 @@ def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
 def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
     """Probability of disease on diseased images that both get wrong, and on normal images.
 
-    `without_truth` leaves the true class out of the sum (see analysis.disease_mass).
+    `without_truth` leaves the true class out of the sum (see `disease_mass`).
     """
     what = "p of all diseases" + (" but the true one" if without_truth else "")
 
@@ -229,18 +309,17 @@ def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
         if not images.normal or len(images.normal) == images.a.shape[1]:
             return [], ""
         healthy = np.isin(images.y, images.normal)
-        missed = analysis.both_wrong(images.a, images.b, images.y) & ~healthy
+        missed = both_wrong(images.a, images.b, images.y) & ~healthy
         panels = []
         for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):
             out = images.y[rows] if without_truth else None
             both = images.a[rows], images.b[rows]
-            mass = tuple(analysis.disease_mass(p, images.normal, without=out) for p in both)
+            mass = tuple(disease_mass(p, images.normal, without=out) for p in both)
             panels.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
         return panels, ""
 
     problem = "No dataset has both normal classes and classes of disease."
-    stem = f"disease-mass{'-other' * without_truth}"
-    return _densities(given, stem, samples, problem)
+    return _densities(given, f"disease-mass{'-other' * without_truth}", samples, problem)
 
 
 def _densities(
@@ -256,58 +335,85 @@ def _densities(
         if not samples:
             continue
         empty = False
-        figure = style.new_figure(6.0, 2.7)
-        rugs = min(len(sample.values[0]) for sample in samples) <= _RUG
-        for number, sample in enumerate(samples):
-            ax = figure.add_subplot(1, len(samples), number + 1)
-            _density_panel(ax, sample, given.both, rugs=rugs)
-            if number == 0:
-                ax.set_ylabel("Density")
+        figure, axes = style.grid(len(samples), y_name="Density", height=2.0, width=3.0)
+        for ax, sample in zip(axes, samples, strict=True):
+            _density_panel(ax, sample, given.both)
         pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
-        words = [shown(images.title, 60), what, pooled]
-        header(figure, "; ".join(filter(None, words)))
+        header(figure, "; ".join(filter(None, [shown(images.title, 60), what, pooled])))
         yield f"{stem}-{style.file_stem(images.name)}", figure
     if empty:
         raise ConfigError(problem)
 
 
-def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str], *, rugs: bool) -> None:
-    if sample.bounds is not None:
-        grid = np.linspace(*sample.bounds, 401)
-    else:
-        both = np.concatenate(sample.values)
-        low, high = float(both.min()), float(both.max())
-        room = 0.15 * (high - low) or 1.0
-        grid = np.linspace(low - room, high + room, 401)
-    look = style.looks(pair, pair)
-    for row, (label, values) in enumerate(zip(pair, sample.values, strict=True)):
-        colour = look[label].colour
+def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
+    low, high = sample.bounds or _with_room(np.concatenate(sample.values))
+    grid = np.linspace(low, high, 401)
+    for label, values, colour in zip(pair, sample.values, style.COLOURS, strict=False):
         total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
         name = f"{shown(label, 20)}: {total.replace('-', '−')}"
-        heights = None
-        if len(values) >= _FEWEST:
-            heights = analysis.density(values, grid, bounds=sample.bounds)
+        enough = len(values) >= _FEWEST
+        heights = density(values, grid, bounds=sample.bounds) if enough else None
         if heights is not None:
             ax.plot(grid, heights, color=colour, label=name)
             ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
-        else:
-            ax.plot([], [], color=colour, label=name)
-            height = np.full(len(values), 0.5 - 0.2 * row)  # the values themselves instead
-            transform = ax.get_xaxis_transform()
-            ax.plot(values, height, "o", color=colour, alpha=0.6, transform=transform)
-            if not ax.texts:
-                why = f"n = {len(values)}: points, no density" if len(values) else "no such image"
-                ax.text(0.5, 0.75, why, transform=ax.transAxes, ha="center", color="#666666")
-        if heights is not None and len(values) <= _RUG:  # every value as a stroke below the axis
-            ax.plot(
-                values, np.full(len(values), -0.03 - 0.04 * row), "|", markersize=5, color=colour,
-                transform=ax.get_xaxis_transform(), clip_on=False,
-            )  # fmt: skip
+        else:  # the values themselves instead, at one height
+            across = ax.get_xaxis_transform()
+            ax.plot(values, 0.4 + 0 * values, "o", color=colour, transform=across, label=name)
     ax.locator_params(axis="x", nbins=6)
-    ax.set_xlim(grid[0], grid[-1])
+    ax.set_xlim(low, high)
     ax.set_ylim(bottom=0)
     ax.set_xlabel(sample.x_name)
     ax.set_yticks([])
-    ax.tick_params(axis="x", pad=9 if rugs else 3)  # equal in all panels: they stay aligned
     ax.spines["left"].set_visible(False)
     style.legend_above(ax, sample.title)
+
+
+def _with_room(values: Floats) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    room = 0.15 * (high - low) or 1.0
+    return low - room, high + room
+
+
+# The class graph
+
+
+def class_graphs(given: FigureInput) -> Drawn:
+    """W of each dataset, W_c: = softmax(α s_c:) (eq. 1-2): row c says how near others are to c.
+
+    It is taken from the first finished run of method A; in base-to-novel it is that of the base
+    classes, which are all that training sees (Alg. 1).
+    """
+    label = given.pair[0] if given.pair else given.runs[0][0]
+    first: dict[str, FinishedRun] = {}
+    for run in (run for name, run in given.runs if name == label):
+        first.setdefault(run.spec.dataset, run)
+    for dataset, run in first.items():
+        part = run.parts[0]
+        W, classes = run.predictions(part).W.astype(np.float64), run.class_names(part)
+        title = dataset if part == "test" else f"{dataset} ({part})"
+        yield f"graph-{style.file_stem(dataset)}", _heatmap(W, classes, title)
+
+
+def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
+    n = len(W)
+    side = max(2.6, min(7.0, 1.5 + (0.36 if n <= _WRITTEN else 0.16) * n))
+    figure = style.new_figure(side + 1.2, side + 0.7)
+    ax = figure.add_subplot()
+    image = ax.imshow(W, cmap="Blues", vmin=0.0, vmax=float(W.max()))
+    names = [textwrap.fill(shown(name, 40), 20) for name in classes]
+    ax.set_xticks(range(n), names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(n), names)
+    ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
+    ax.grid(False)
+    ax.spines[:].set_visible(False)
+    for row, column in np.ndindex(n, n) if n <= _WRITTEN else ():
+        ink = "white" if W[row, column] > 0.6 * W.max() else "#222222"
+        number = f"{W[row, column]:.2f}".removeprefix("0")
+        ax.text(column, row, number, ha="center", va="center", fontsize=6.5, color=ink)
+    ax.set_ylabel("Class")
+    ax.set_xlabel("Neighbour")
+    bar = figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.set_label("Weight in W, rows sum to one")
+    header(figure, f"Class graph W of {title}")
+    return figure

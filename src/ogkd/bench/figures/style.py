@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,31 +27,21 @@ Drawn = Iterator[tuple[str, "Figure"]]
 COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
 # Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, which is
 # hard to see on white.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
 
 
-@dataclass(frozen=True)
-class Look:
-    """How the lines of one method look, in every panel."""
-
-    colour: str
-    marker: str
-    dash: str
-    width: float  # in points; the two methods that are compared are wide
-
-
-def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
-    """A look for each label; the main labels come first and stand out."""
+def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """How the lines of each label look in every panel; the main labels come first and are wide."""
     order = [*main, *(label for label in labels if label not in main)]
     return {
-        label: Look(
-            _COLOURS[number % len(_COLOURS)],
-            _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
-            _DASHES[number // len(_COLOURS) % len(_DASHES)],
-            1.6 if label in main or not main else 1.0,
-        )
+        label: {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": _MARKERS[(number + number // len(COLOURS)) % len(_MARKERS)],
+            "linestyle": _DASHES[number // len(COLOURS) % len(_DASHES)],
+            "linewidth": 1.6 if label in main or not main else 1.0,
+        }
         for number, label in enumerate(order)
     }
 
@@ -78,9 +68,31 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def columns_for(panels: int) -> int:
-    """How many panels fit in a row so that each is legible on a page."""
-    return panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+def grid(
+    panels: int, x_name: str = "", y_name: str = "", *, height: float, width: float = 2.5
+) -> tuple[Figure, list[Axes]]:
+    """A figure of small panels, at most four in a row, each legible on a page.
+
+    Axes are named at the left and at the bottom only: elsewhere it would cost room.
+    """
+    columns = panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+    rows = -(-panels // columns)
+    figure = new_figure(COLUMN if panels == 1 else min(PAGE, width * columns), 0.7 + rows * height)
+    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
+    for ax in axes[::columns]:
+        ax.set_ylabel(y_name)
+    for ax in axes[(rows - 1) * columns :]:
+        ax.set_xlabel(x_name)
+    return figure, axes
+
+
+def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
+    """One legend for all panels."""
+    each = 0.4 + 0.06 * max(map(len, handles))  # inches for one entry
+    many = max(1, min(len(handles), int(figure.get_figwidth() / each)))
+    figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(handles) // many))
+    names, lines = list(handles), list(handles.values())
+    figure.legend(lines, names, loc="outside lower center", ncols=many, columnspacing=1.2)
 
 
 def header(figure: Figure, *lines: str) -> None:
