@@ -14,7 +14,7 @@ fit, load, OGKDClassifier        a classifier from images, from a folder, as sci
 zero_shot                        a classifier from class names alone
 evaluate, show_results, report   metrics on labelled images; images with answers; an HTML page
 calibrate, Policy                temperature and sets; which promise a decision has to keep
-explain, evidence, draw          which parts of an image support a class
+explain, draw                    which parts of an image support a class
 read_dataset, read_image         labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
 methods, Method, register        every method, and how to add one; plugins: code of other packages
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
     from ogkd.model.drawing import draw
-    from ogkd.model.explain import Evidence, evidence, explain
+    from ogkd.model.explain import Evidence, explain
     from ogkd.model.load import load
     from ogkd.model.policy import Policy
     from ogkd.report import report, show_results
@@ -70,7 +70,6 @@ __all__ = [
     "calibrate",
     "draw",
     "evaluate",
-    "evidence",
     "explain",
     "fit",
     "geometry",
@@ -104,7 +103,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.load": ("load",),
     "ogkd.model.policy": ("Policy",),
     "ogkd.report": ("show_results",),
-    "ogkd.model.explain": ("Evidence", "evidence", "explain"),
+    "ogkd.model.explain": ("Evidence", "explain"),
     "ogkd.model.drawing": ("draw",),
 }
 

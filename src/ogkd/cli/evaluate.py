@@ -113,7 +113,7 @@ class EvaluationOptions:
     def evaluate(self, options: InputOptions) -> _Evaluation:
         """Evaluate, and warn about everything that makes the numbers look too good."""
         from ogkd.evaluation import evaluate_predictions, predict_labelled
-        from ogkd.model.engine_note import engine_note
+        from ogkd.model.decide import engine_note
         from ogkd.model.support_sets import SupportSets
 
         inputs = options.read(self.split)

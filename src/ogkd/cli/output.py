@@ -295,7 +295,7 @@ def _limit_lines(classifier: Classifier, calibration: Calibration) -> Iterator[s
     task = classifier.task
     yield f"Calibrated on {calibration.cases} images; two thirds of them give the limits."
     rows = []
-    limits = calibration.limits(task)
+    limits = calibration.limits()
     for name, question, limit in zip(task.names, calibration.questions, limits, strict=True):
         absent, present = question.scores
         shown = [f"{100 * limit[1]:.1f}", f"{100 * (1 - limit[0]):.1f}"]

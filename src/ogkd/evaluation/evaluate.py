@@ -256,9 +256,9 @@ def _sets(
     def measure(wanted: float) -> dict[str, Any]:
         if calibration is not None:
             calibration.require_sets(wanted)
-            members = judged.task.plausible(p, calibration.limits(judged.task, wanted))
+            members = judged.task.plausible(p, calibration.limits(wanted))
         elif support_sets is not None:
-            members = support_sets.sets(judged.features, coverage=wanted)
+            members = support_sets.members(p, judged.features, wanted)
         hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {

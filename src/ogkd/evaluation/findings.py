@@ -101,7 +101,7 @@ def evaluate_findings(
     drawn = {key: np.concatenate([block[key] for block in blocks]) for key in value if blocks}
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
-        limits = calibration.limits(judged.task)
+        limits = calibration.limits()
         plausible = judged.task.plausible(p, limits)
     words = np.array([answer.verdicts for answer in judged.task.answers(p, plausible)])  # [N, F]
 

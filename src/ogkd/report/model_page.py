@@ -22,8 +22,7 @@ from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 from ogkd.files import write_text
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
-from ogkd.model.engine_note import engine_note
+from ogkd.model.decide import Decider, engine_note
 from ogkd.model.support_sets import SupportSets
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table

@@ -20,7 +20,7 @@ from ogkd.fitting.prepare import default_preset
 from ogkd.methods import TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Decision
+from ogkd.model.decide import Decider, Decision, SeenImage
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
 from ogkd.report import write_report
@@ -127,7 +127,7 @@ def predictions_csv(session: Session) -> str:
     write = row_writer(memory, fitted.task, "csv", joined=False)
     for row, case in enumerate(cases):
         error = gallery.errors.get(row, "not read yet")
-        unread = Decision(case, errors=((case.image, error),))
+        unread = Decision(case, images=(SeenImage(case.image, error=error),))
         write(next(decisions) if fitted.known[row] else unread)
     return memory.getvalue()
 

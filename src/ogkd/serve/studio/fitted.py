@@ -87,7 +87,7 @@ class Fitted:
         if sets is None and calibration is not None:
             try:
                 calibration.require_sets(COVERAGE)
-                sets = self.task.plausible(p, calibration.limits(self.task, COVERAGE))
+                sets = self.task.plausible(p, calibration.limits(COVERAGE))
             except ConfigError:
                 sets = None  # too few images
         return replace(self, judged=judged, probabilities=p, sets=sets)
@@ -185,7 +185,7 @@ def exact_sets(
     support_sets = SupportSets.among(fitted.head, support, text.class_names)
     if support_sets is None or not support_sets.holds(COVERAGE):
         return None
-    return support_sets.sets(features, coverage=COVERAGE)
+    return support_sets.members(fitted.probabilities, features, COVERAGE)
 
 
 def suspects(
