@@ -78,31 +78,25 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
     """
     request = prepared.request
     try:
-        old = ModelCard.read(folder / CARD)
+        changed = _differences(ModelCard.read(folder / CARD), _card(prepared))
     except ConfigError:
         return None  # nothing there, or damaged
-    new = _card(prepared)
-    changed = _differences(old, new)
     if request.on_error == "skip" and not (folder / SKIPPED).is_file():
         changed.append("handling of unreadable files")  # the list of skipped files is missing
-    calibrated = (folder / CALIBRATION).exists()
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
             model = load(folder, backbone=prepared.backbone)
             request.note(f"{request.out} is already fitted with these options: nothing to do.")
             return model
-    if calibrated and changed and not request.restart:
+    if changed and not request.restart and (folder / CALIBRATION).exists():
         raise ConfigError(
             f"{request.out} contains a calibrated model, fitted with other {', '.join(changed)}. A "
             "new fit would delete it and its calibration. Choose another folder, or ask for a "
-            "restart, and calibrate the new model afterwards.",
+            "restart.",
             argument="restart",
         )
     why = f", which was fitted with other {', '.join(changed)}" if changed else ""
-    request.note(
-        f"Note: this fit replaces the model in {request.out}{why}."
-        + (" Its calibration is deleted with it: calibrate the new model." if calibrated else "")
-    )
+    request.note(f"Note: this fit replaces the model in {request.out}{why}.")
     return None
 
 
@@ -176,15 +170,10 @@ def _card(prepared: Prepared) -> ModelCard:
     request, method, task = prepared.request, prepared.method, prepared.task
     drawn, grouping = prepared.drawn, prepared.request.grouping
     # Images that settings were searched on are learned from too.
-    learns = method.needs_images or grouping.joins_images
-    used = [*drawn.support, *drawn.validation] if learns else []
+    joined = grouping.joins_images
+    used = [*drawn.support, *drawn.validation] if method.needs_images or joined else []
     content = [
-        (
-            case.fingerprint,
-            case.target,
-            case.name if grouping.joins_images else "",
-            case.image_targets,
-        )
+        (case.fingerprint, case.target, case.name if joined else "", case.image_targets)
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}

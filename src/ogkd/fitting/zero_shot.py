@@ -17,7 +17,6 @@ from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import make_method
 from ogkd.model.classifier import Classifier
-from ogkd.prompts.bank import fallback_note
 from ogkd.prompts.templates import require_classes
 
 METHOD = "zero-shot-ensemble"
@@ -50,14 +49,9 @@ def zero_shot(
         >>> model.class_names
         ('benign mass', 'malignant mass')
     """
-    if isinstance(classes, str):
-        raise ConfigError("Give a list of class names, not one text.", argument="classes")
     names = tuple(require_classes(classes))
     if len(names) < 2:
-        raise ConfigError(
-            f"Give at least two classes to choose between, but got only '{names[0]}'.",
-            argument="classes",
-        )
+        raise ConfigError("Give at least two classes to choose between.", argument="classes")
     task = OneOf(names, normal_labels(names, None))
     request = FitRequest(
         Dataset((), task),
@@ -68,9 +62,7 @@ def zero_shot(
         engine=engine,
         say=say,
     )
-    name, bank = bank_of(request, None)
-    if note := fallback_note(names, bank):
-        request.note(f"Note: {note}")
+    name, bank = bank_of(request, None, names)
     loaded = backbone_for(request, [ImageRef.of(image) for image in images])
     texts = text_sides(loaded, task, bank)
     return train(

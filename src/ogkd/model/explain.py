@@ -158,7 +158,7 @@ class EvidenceCheck:
 
 
 def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck | None:
-    """Blur the places that count most, and as many others at random: how much of the lead is lost?
+    """How much of the lead is lost where the places that count most, and others, are blurred.
 
     None if there is nothing to try: no lead, or no place outside the empty background.
     """
