@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -64,15 +62,3 @@ def test_classes_are_given_in_one_way(refused, clip, checkpoint, tmp_path):
         *words, "--dataset", "btmri", "--classes", NAMES
     )
     assert "Did you mean 'retina'" in refused(*words, "--dataset", "retinas")
-
-
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch pwned",)
-
-
-def test_code_in_a_checkpoint_is_not_run(refused, clip, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"ctx": Evil()}, tmp_path / "evil")
-    words = ["--classes", NAMES, "-b", clip, "-o", tmp_path / "m"]
-    assert "not loaded" in refused("import-checkpoint", tmp_path / "evil", *words)

@@ -49,11 +49,6 @@ def test_what_cannot_work_is_one_message(refused, data, words, message):
     assert message in refused("predict", *words, data / "test")
 
 
-def test_prompts_belong_to_zero_shot_and_a_model_needs_images(refused, fitted, data):
-    assert "--zero-shot" in refused("predict", fitted, data / "test", "--prompts", "busi")
-    assert "after the model" in refused("predict", fitted)
-
-
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
     model, loud = tmp_path / "m", "WARNING: The built-in model"

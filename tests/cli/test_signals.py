@@ -49,7 +49,7 @@ def shell(line, **options):
     )
 
 
-@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("delay", [0, 0.02, 0.1, 0.3, 1.0])
 def test_an_interruption_at_any_moment_is_quiet(delay):
     process = subprocess.Popen(
         [sys.executable, "-c", STARTED, "backbones", "info", "builtin", "--verify"],
@@ -108,12 +108,6 @@ def test_a_library_that_drops_an_interruption_while_it_is_imported_cannot_go_on(
 def test_closed_streams_are_no_error(streams):
     done = shell(f"ogkd backbones list {streams}")
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_file_is_not_taken_for_a_closed_output(tmp_path):
-    done = shell(f"ogkd prompts new --classes a,b --out {tmp_path / 'bank.json'} >&- 2>&-")
-    assert done.returncode == 0
-    assert (tmp_path / "bank.json").read_text().startswith("{")
 
 
 def test_a_reader_that_wants_one_line_gets_it():

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -62,19 +61,6 @@ def test_the_image_with_the_finding_is_named(model: Classifier, table: Path) -> 
         assert sum(image.weight for image in decision.deciding) <= 1 + 1e-6
 
 
-def test_cases_may_be_named_in_python(model: Classifier, table: Path) -> None:
-    named = {case.name: [image.file for image in case.images] for case in part(table).cases}
-    some = dict(list(named.items())[::5])
-    whole = model.predict_proba(part(table))
-    np.testing.assert_allclose(model.predict_proba(some), whole[::5], atol=1e-5)
-
-
-def test_images_alone_do_not_say_their_exam(model: Classifier, table: Path) -> None:
-    with pytest.raises(DataError) as error:
-        model.predict([image.file for image in part(table).images])
-    assert error.value.argument == "cases"
-
-
 def test_calibration_sets_and_risk_are_by_case(model: Classifier, table: Path) -> None:
     calibration = ogkd.calibrate(model, table, split="val")
     assert calibration.cases == 16
@@ -114,27 +100,6 @@ def test_every_kind_of_method_learns_from_cases(
     model = fit(table, bert_backbone, cases="exam", method=method, shots=4)
     assert len(model.poolings) == 1
     assert len(model.predict_proba(part(table))) == 16
-
-
-def test_one_case_of_each_class_is_enough(table: Path, bert_backbone: ogkd.Backbone) -> None:
-    model = fit(table, bert_backbone, cases="exam", shots=1)
-    [pooling] = model.card.poolings
-    assert (pooling.tau, pooling.bias) == (1.0, ())
-    assert model.card.support_counts == (1, 1)
-
-
-def test_cases_of_one_image_are_answered_as_images(
-    bert_backbone: ogkd.Backbone, tmp_path: Path
-) -> None:
-    single = write_exams(tmp_path, images=1, splits="train,test")
-    model = fit(single, bert_backbone, cases="exam")
-    alone = fit(single, bert_backbone)
-    assert model.poolings == alone.poolings == ()
-    files = [case.image for case in read_dataset(single).part("test")]
-    dataset = read_dataset(single)
-    np.testing.assert_array_equal(
-        model.predict_proba(dataset.with_cases(dataset.part("test"))), alone.predict_proba(files)
-    )
 
 
 def test_a_case_that_cannot_be_read_has_an_error_and_others_are_answered(

@@ -91,10 +91,12 @@ def _read_context(path: Path) -> Tensor:
         code = re.search(r"GLOBAL (\S+)", str(error))
         what = f"contains code ({code[1]}), which is not loaded" if code else "is damaged"
         raise ConfigError(f"{path} {what}. {_EXPECTED}") from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else {}
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    state = state if isinstance(state, dict) else {}
     context = state.get("prompt_learner.ctx", state.get("ctx"))
-    if not isinstance(context, Tensor) or context.layout is not torch.strided:
-        raise ConfigError(f"{path} contains no tensor 'prompt_learner.ctx'. {_EXPECTED}")
+    plain = isinstance(context, Tensor) and context.layout is torch.strided
+    if not plain or context.is_meta or not context.is_floating_point():
+        raise ConfigError(f"{path} contains no table of numbers 'prompt_learner.ctx'. {_EXPECTED}")
     context = context.detach().float()
     if not bool(torch.isfinite(context).all()):
         raise ConfigError(f"The context in {path} is not finite: its training had failed.")

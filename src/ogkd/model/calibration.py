@@ -356,7 +356,9 @@ class CalibratedSets:
 
         Findings have no sets: where there are too few cases, they are unsure.
         """
-        if not self._yes_or_no:
+        if self._yes_or_no:
+            self.limits(coverage)  # which checks the shares
+        else:
             self.calibration.require_sets(coverage)
 
     def members(self, p: Probabilities, features: NDArray[np.float32], coverage: float) -> Masks:
