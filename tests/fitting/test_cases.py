@@ -43,14 +43,6 @@ def part(table: Path, split: str = "test") -> Dataset:
     return dataset.with_cases(dataset.part(split))
 
 
-def test_exams_are_told_apart_by_their_one_image(model: Classifier, table: Path) -> None:
-    card = model.card
-    assert (card.support_counts, card.images, card.learned_cases) == ((8, 8), 64, 16)
-    result = ogkd.evaluate(model, table)
-    assert (result["images"], result["unit"]) == (16, "exam")
-    assert result["accuracy"] >= 0.9
-
-
 def test_the_image_with_the_finding_is_named(model: Classifier, table: Path) -> None:
     for decision in model.decide(part(table)):
         if "spot" in decision.case.name:
@@ -100,32 +92,6 @@ def test_every_kind_of_method_learns_from_cases(
     model = fit(table, bert_backbone, cases="exam", method=method, shots=4)
     assert len(model.poolings) == 1
     assert len(model.predict_proba(part(table))) == 16
-
-
-def test_a_case_that_cannot_be_read_has_an_error_and_others_are_answered(
-    model: Classifier, table: Path, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"not an image")
-    good = part(table).images[0].file
-    bad, half, whole = model.decide(
-        {"bad": [broken, broken], "half": [good, broken], "whole": [good]}
-    )
-    assert bad.error is not None
-    assert bad.answer is None
-    assert (half.read, half.error, half.prediction) == (1, None, whole.prediction)
-    assert any("could not be read" in reason for reason in half.reasons)
-
-
-def test_an_unreadable_image_is_skipped_on_request(
-    bert_backbone: ogkd.Backbone, tmp_path: Path
-) -> None:
-    exams = write_exams(tmp_path, per_class=3)
-    (tmp_path / "train" / "spot-0-1.png").write_bytes(b"not an image")
-    with pytest.raises(DataError, match=r"spot-0-1\.png") as error:
-        fit(exams, bert_backbone, cases="exam")
-    assert error.value.argument == "on_error"
-    assert fit(exams, bert_backbone, cases="exam", on_error="skip").card.images == 23
 
 
 def test_a_blank_image_is_left_out(bert_backbone: ogkd.Backbone, tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_lists_of_images_are_cases(clip, tmp_path, findings):
     if findings:
         y = np.stack([y == "spot", y == "normal"], axis=1).astype(int)
         options = {"class_names": {0: "spot", 1: "nothing"}}
-    classifier = OGKDClassifier(clip, "gda", **options).fit(X, y)
+    classifier = OGKDClassifier(clip, **options).fit(X, y)
     assert (classifier.model_.card.images, classifier.model_.card.learned_cases) == (48, 12)
     expected = classifier.model_.predict_proba({str(n): images for n, images in enumerate(X)})
     p = classifier.predict_proba(X)

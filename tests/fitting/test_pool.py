@@ -96,8 +96,7 @@ def test_an_evaluation_on_the_pool_says_so(world):
     [
         ({"method": "gda"}, ConfigError),
         ({"pool": "nowhere"}, DataError),
-        ({"pool": ""}, ConfigError),
-        ({"pool": []}, ConfigError),
+        ({"pool": []}, DataError),
     ],
 )
 def test_invalid_pools_are_refused(world, options, error):

@@ -94,8 +94,12 @@ def _read_context(path: Path) -> Tensor:
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     state = state if isinstance(state, dict) else {}
     context = state.get("prompt_learner.ctx", state.get("ctx"))
-    plain = isinstance(context, Tensor) and context.layout is torch.strided
-    if not plain or context.is_meta or not context.is_floating_point():
+    if (
+        not isinstance(context, Tensor)
+        or context.layout is not torch.strided
+        or context.is_meta
+        or not context.is_floating_point()
+    ):
         raise ConfigError(f"{path} contains no table of numbers 'prompt_learner.ctx'. {_EXPECTED}")
     context = context.detach().float()
     if not bool(torch.isfinite(context).all()):

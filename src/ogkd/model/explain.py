@@ -75,8 +75,9 @@ def explain(
             f"There are {len(cases)} images, but {len(labels)} labels for them.", argument="labels"
         )
     maps = []
+    wanted: Sequence[int | None] = [None] * len(cases) if labels is None else labels
     decisions = classifier.decide(cases, crops=True, batch_size=8)
-    for decision, label in zip(decisions, labels or [None] * len(cases), strict=True):
+    for decision, label in zip(decisions, wanted, strict=True):
         if decision.error is not None:
             raise DataError(decision.error)
         shown = evidence_of(classifier, decision, label=label)
