@@ -132,8 +132,6 @@ def test_onnxruntime_answers_cases_as_the_decider_does(world):
         if joins:
             weights = [seen.weight for seen in decision.images]
             np.testing.assert_allclose(outputs["weights"], weights, atol=1e-3)
-                outputs["weights"], [seen.weight for seen in decision.images], atol=1e-3
-            )
 
 
 def test_limits_of_the_file_give_the_deciders_answers(world):
