@@ -7,7 +7,6 @@ evidence and nothing else, on an orange fundus as on a grey scan. The empty back
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def draw(evidence: Evidence) -> Image.Image:
 
 
 def heat_map(evidence: Evidence) -> Image.Image:
-    """The map alone: the image in grey with the evidence in colour, top patches outlined."""
+    """The map alone: the image in grey with the evidence in colour."""
     return _map(evidence)[0]
 
 
@@ -107,7 +106,6 @@ def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     opacity = _STRONGEST * np.minimum(1.0, np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
-    _outline(drawn, [patch for patch in evidence.top if not hidden[patch]], cell * zoom)
     return drawn, share
 
 
@@ -206,23 +204,3 @@ def _letters() -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
     return frozenset(FT2Font(_font_file()).get_charmap())
-
-
-def _outline(picture: Image.Image, patches: Sequence[tuple[int, int]], cell: float) -> None:
-    """Lines around groups of patches, white in a dark frame, to be seen on any ground."""
-    chosen = set(patches)
-    pen = ImageDraw.Draw(picture)
-    lines = []
-    for row, column in chosen:
-        left, top = column * cell, row * cell
-        right, bottom = left + cell, top + cell
-        sides = {
-            (row - 1, column): (left, top, right, top),
-            (row + 1, column): (left, bottom, right, bottom),
-            (row, column - 1): (left, top, left, bottom),
-            (row, column + 1): (right, top, right, bottom),
-        }
-        lines += [line for beyond, line in sides.items() if beyond not in chosen]
-    for width, colour in ((5, (0, 0, 0)), (2, (255, 255, 255))):
-        for line in lines:
-            pen.line(line, fill=colour, width=width)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.backbones.token_parts import split_products
-from ogkd.core.losses import patches_kept
 from ogkd.data.case import Dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import encode_crops, whole_image
@@ -30,7 +29,6 @@ from ogkd.model.classifier import Classifier, cases_of
 from ogkd.model.decide import Decision
 
 SHARE = 0.2  # of the places outside the empty background that a check blurs
-_RATIO = 0.1  # share of places that are outlined if the method names none
 _DRAWS = 8  # of random places
 _BLUR = 0.08  # of the side: the width of the Gaussian
 
@@ -46,7 +44,6 @@ class Evidence:
     image: Image.Image = field(repr=False)  # what the model saw: resized and cropped to a square
     label: int  # the class that the evidence is for
     grid: NDArray[np.float32] = field(repr=False)  # [h, w], in logits; above 0 is for the class
-    top: list[tuple[int, int]]  # the places that speak most for the class, the first most
     rest: float
     name: str = ""  # of the class
     probability: float | None = None  # of the class
@@ -92,13 +89,11 @@ def explain(
 
 
 def evidence_of(
-    classifier: Classifier, decision: Decision, *, label: int | None = None, top: int | None = None
+    classifier: Classifier, decision: Decision, *, label: int | None = None
 ) -> Evidence | None:
     """The evidence map of a decision, of the image that decided it.
 
-    `top` is how many places are named (default: the model's share of patches in training, or a
-    tenth). The image is encoded once more. None if the head is not linear or the tower cannot be
-    split.
+    The image is encoded once more. None if the head is not linear or the tower cannot be split.
     """
     W, backbone, task = classifier.head.weights, classifier.backbone, classifier.task
     if decision.answer is None:
@@ -110,9 +105,6 @@ def evidence_of(
             argument="labels",
         )
     rows, columns = backbone.patch_grid
-    if top is None:
-        ratio = classifier.card.config.get("top_ratio", _RATIO)
-        top = patches_kept(rows * columns, float(ratio))
     crop = decision.crop
     if crop is None and decision.image is not None:  # encoded elsewhere, or one of many images
         crop = whole_image(decision.image, backbone.preprocessing)
@@ -124,14 +116,12 @@ def evidence_of(
     if parts is None:
         return None
     grid = parts.patches[0, :, 0].cpu().view(rows, columns).numpy()
-    best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:top]
     bias = classifier.head.logits(torch.zeros(1, W.shape[1]))[0]  # of a feature that says nothing
     return Evidence(
         ref=decision.image,
         image=Image.fromarray(crop),
         label=chosen,
         grid=grid,
-        top=[divmod(int(patch), columns) for patch in best],
         rest=float(parts.rest[0, 0]) + float(task.lead(bias, chosen)),
         name=task.names[chosen],
         probability=decision.answer.probabilities[chosen],

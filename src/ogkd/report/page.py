@@ -24,7 +24,6 @@ from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
 _BATCH = 8  # images encoded at once
-_OUTLINED = 8  # patches; more would hide the image
 
 
 @cache
@@ -113,14 +112,12 @@ class Subject:
         """
         if not self.images or not chosen:
             return []
-        rows, columns = self.classifier.backbone.patch_grid
-        top = min(_OUTLINED, rows * columns)
         cases = [Case.single(self.predictions.images[number]) for number, _ in chosen]
         decisions = self.classifier.decide(cases, crops=True, batch_size=_BATCH)
         cards = []
         with progress_bar("Drawing evidence", len(chosen)) as bar:
             for (number, label), decision in zip(chosen, decisions, strict=True):
-                evidence = evidence_of(self.classifier, decision, label=label, top=top)
+                evidence = evidence_of(self.classifier, decision, label=label)
                 words = describe(number, label)
                 name = self.predictions.class_names[label]
                 images = [(_copy(decision.crop), words.image, words.caption)]
