@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
-    from ogkd.fitting.pipeline import fit
-    from ogkd.fitting.zero_shot import zero_shot
+    from ogkd.fitting.pipeline import fit, zero_shot
     from ogkd.images import read_image
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
@@ -94,8 +93,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
-    "ogkd.fitting.pipeline": ("fit",),
-    "ogkd.fitting.zero_shot": ("zero_shot",),
+    "ogkd.fitting.pipeline": ("fit", "zero_shot"),
     "ogkd.images": ("read_image",),
     "ogkd.methods": ("Method", "register"),
     "ogkd.model.calibration": ("Calibration",),
