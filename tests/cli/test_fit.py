@@ -158,3 +158,12 @@ def test_values_are_json_where_they_can_be():
     }
     with pytest.raises(ConfigError, match="'abc'"):
         read_settings(["abc"])
+
+
+def test_a_method_shows_its_settings_and_presets(ogkd, refused):
+    """The list of methods and their JSON are golden outputs."""
+    outcome = ogkd("methods", "ogkd")
+    assert outcome.code == 0, outcome.err
+    assert "train.epochs = 100" in outcome.out
+    assert "paper/few-shot/btmri" in outcome.out
+    assert "Did you mean 'ogkd'?" in refused("methods", "ogdk")
