@@ -36,8 +36,7 @@ from ogkd.features.encode import encode_crops
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
-from ogkd.model.evidence_check import check_evidence
-from ogkd.model.explain import evidence_of
+from ogkd.model.explain import check_evidence, evidence_of
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches

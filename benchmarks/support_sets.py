@@ -135,7 +135,7 @@ def one(data: Data, shots: int, seed: int, options: argparse.Namespace) -> list[
     known = Calibration.fit(task, z, data.labels[calibration].numpy(), keys)
     start = time.process_time()
     p = task.probabilities(head.logits(data.rows[judged]).numpy(), known)
-    inside = task.plausible(p, known.limits(task, COVERAGE))
+    inside = task.plausible(p, known.limits(COVERAGE))
     ms = 1000 * (time.process_time() - start) / len(judged)
     add("calibrate, 48 more", **measure(inside, y), ece=ece(y, p), nll=nll(y, p), ms=ms)
     # Plain split conformal: all 48 for the sets, the fit's own probabilities.

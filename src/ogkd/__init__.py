@@ -13,7 +13,7 @@ fit, load, OGKDClassifier        a classifier from images, from a folder, as sci
 zero_shot                        a classifier from class names alone
 evaluate, report                 metrics on labelled images; an HTML page about them
 calibrate, Policy                temperature and sets; which promise a decision has to keep
-explain, evidence, draw          which parts of an image support a class
+explain, draw                    which parts of an image support a class
 read_dataset, read_image         labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
 methods, Method, register        every method, and how to add one; plugins: code of other packages
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
-    from ogkd.fitting.pipeline import fit
-    from ogkd.fitting.zero_shot import zero_shot
+    from ogkd.fitting.pipeline import fit, zero_shot
     from ogkd.images import read_image
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
     from ogkd.model.drawing import draw
-    from ogkd.model.explain import Evidence, evidence, explain
+    from ogkd.model.explain import Evidence, explain
     from ogkd.model.load import load
     from ogkd.model.policy import Policy
     from ogkd.report import report
@@ -69,7 +68,6 @@ __all__ = [
     "calibrate",
     "draw",
     "evaluate",
-    "evidence",
     "explain",
     "fit",
     "geometry",
@@ -93,15 +91,14 @@ _MODULES = {  # module: what it offers here
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
-    "ogkd.fitting.pipeline": ("fit",),
-    "ogkd.fitting.zero_shot": ("zero_shot",),
+    "ogkd.fitting.pipeline": ("fit", "zero_shot"),
     "ogkd.images": ("read_image",),
     "ogkd.methods": ("Method", "register"),
     "ogkd.model.calibration": ("Calibration",),
     "ogkd.model.classifier": ("Classifier",),
     "ogkd.model.load": ("load",),
     "ogkd.model.policy": ("Policy",),
-    "ogkd.model.explain": ("Evidence", "evidence", "explain"),
+    "ogkd.model.explain": ("Evidence", "explain"),
     "ogkd.model.drawing": ("draw",),
 }
 

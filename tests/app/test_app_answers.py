@@ -8,7 +8,7 @@ from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
-from ogkd.model.evidence_check import EvidenceCheck
+from ogkd.model.explain import EvidenceCheck
 from ogkd.model.policy import Policy
 from ogkd.serve.models import Model, answers, describe, load_models
 from ogkd.serve.uploads import Upload

@@ -56,9 +56,3 @@ def test_the_normal_class_is_named_or_refused(ogkd, clip, data, tmp_path, refuse
     assert library.load(tmp_path / "m").card.normal == ("benign tumor",)
     message = refused(*words, "--normal", "healthy", "-o", tmp_path / "other")
     assert "no class 'healthy'" in message
-
-
-def test_a_strange_sampling_and_engine_are_refused(refused, clip, data, tmp_path):
-    words = ["fit", data, "-b", clip, "-o", tmp_path / "m", *FAST]
-    assert "not one of 'released', 'nested'" in refused(*words, "--shots", 2, "--sampling", "lucky")
-    assert "no engine 'gpu'" in refused(*words, "--engine", "gpu")

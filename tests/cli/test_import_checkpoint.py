@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -36,12 +34,12 @@ def test_what_cannot_be_imported_is_refused(refused, clip, checkpoint, tmp_path)
         return refused("import-checkpoint", file, "--classes", names, "-b", backbone, "-o", out)
 
     assert "no file" in message(file=tmp_path / "gone")
-    assert "two different class names" in message(names="one,")
+    assert "at least two classes" in message(names="one,")
     assert "no backbone called" in message(backbone="nothing")
     (tmp_path / "text").write_text("hello")
-    assert "not a checkpoint" in message(file=tmp_path / "text")
+    assert "is damaged" in message(file=tmp_path / "text")
     torch.save({"state_dict": {"w": torch.zeros(1)}}, tmp_path / "other")
-    assert "It contains: w" in message(file=tmp_path / "other")
+    assert "prompt_learner.ctx" in message(file=tmp_path / "other")
     torch.save({"ctx": torch.zeros(4, 5)}, tmp_path / "wide")
     assert "(4, 5)" in message(file=tmp_path / "wide")
     write_image(tmp_path / "photos" / "a.png")
@@ -64,15 +62,3 @@ def test_classes_are_given_in_one_way(refused, clip, checkpoint, tmp_path):
         *words, "--dataset", "btmri", "--classes", NAMES
     )
     assert "Did you mean 'retina'" in refused(*words, "--dataset", "retinas")
-
-
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch pwned",)
-
-
-def test_code_in_a_checkpoint_is_not_run(refused, clip, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"ctx": Evil()}, tmp_path / "evil")
-    words = ["--classes", NAMES, "-b", clip, "-o", tmp_path / "m"]
-    assert "not loaded" in refused("import-checkpoint", tmp_path / "evil", *words)

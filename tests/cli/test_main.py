@@ -58,11 +58,6 @@ def test_every_command_has_help(ogkd, command):
         assert "Traceback" not in outcome.err
 
 
-def test_help_lists_every_command(ogkd):
-    said = ogkd("--help").out
-    assert all(command[0] in said for command in COMMANDS)
-
-
 def test_the_list_of_commands_does_not_build_their_options():
     listed = typer.main.get_command(ogkd_app.names_only())
     whole = typer.main.get_command(ogkd_app)
@@ -73,26 +68,11 @@ def test_the_list_of_commands_does_not_build_their_options():
     assert whole.commands["fit"].params  # still there for those that are run
 
 
-def commands(command, path=()):
-    yield path, command
-    for name, inner in getattr(command, "commands", {}).items():
-        yield from commands(inner, (*path, name))
-
-
-def test_a_setting_given_twice_is_a_mistake(refused):
-    assert "--set" in refused("fit", "x", "--out", "y", "--set", "rho=1", "--set", "rho = 2")
-
-
 def test_an_input_is_never_overwritten(refused, tmp_path):
     table = tmp_path / "a.csv"
     table.write_text("path,label\n")
     assert "--out" in refused("data", "split", table, "--out", table)
     assert table.read_text() == "path,label\n"
-
-
-def test_no_words_show_the_help(ogkd):
-    outcome = ogkd()
-    assert "Usage: ogkd" in outcome.out + outcome.err
 
 
 def test_the_version_is_told(ogkd):
@@ -106,11 +86,6 @@ def test_the_version_is_told(ogkd):
 )
 def test_words_that_are_no_command_are_refused(refused, words):
     assert refused(*words)
-
-
-def test_python_m_ogkd_is_the_same_command():
-    outcome = python("-m", "ogkd", "--version")
-    assert (outcome.returncode, outcome.stdout[:7]) == (0, "ogkd 0.")
 
 
 def raising(monkeypatch, error):
@@ -134,9 +109,7 @@ def test_what_the_file_system_refuses_ends_in_one_message(refused, monkeypatch):
         ("Two are equal.", "class_names", "Two are equal (option --classes)."),
         ("Nothing is there.", "data", "Nothing is there (argument DATA)."),
         ("--on-error is wrong.", "on_error", "--on-error is wrong."),
-        ("--on-errors is wrong.", "on_error", "--on-errors is wrong (option --on-error)."),
         ("It is not here.", "plugin", "It is not here (option --plugin)."),
-        ("This is about something else.", "shots", "This is about something else."),
         ("This is about nothing.", None, "This is about nothing."),
     ],
 )

@@ -42,14 +42,7 @@ def _hear():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def shell(line, **options):
-    line = line.replace("ogkd", f"{sys.executable} -m ogkd")
-    return subprocess.run(
-        ["bash", "-c", line], env=ENV, capture_output=True, text=True, check=False, **options
-    )
-
-
-@pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("delay", [0, 0.02, 0.1, 0.3, 1.0])
 def test_an_interruption_at_any_moment_is_quiet(delay):
     process = subprocess.Popen(
         [sys.executable, "-c", STARTED, "backbones", "info", "builtin", "--verify"],
@@ -70,58 +63,6 @@ def test_an_interruption_at_any_moment_is_quiet(delay):
     assert said == ""
 
 
-def test_a_library_that_turns_an_interruption_into_its_own_error_is_quiet_too():
-    code = (
-        "import os, signal, sys, ogkd.cli, ogkd.__main__\n"
-        "def broken(**options):\n"
-        "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    except KeyboardInterrupt:\n"
-        "        raise ImportError('numpy was interrupted') from None\n"
-        "ogkd.cli.app = broken\n"
-        "ogkd.__main__.main()\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, check=False, preexec_fn=_hear)
-    assert (done.returncode, done.stderr) == (130, b"")
-
-
-def test_a_library_that_drops_an_interruption_while_it_is_imported_cannot_go_on(tmp_path):
-    interrupted = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
-    (tmp_path / "interrupted.py").write_text(interrupted)
-    code = (
-        "import contextlib, sys, ogkd.cli, ogkd.__main__\n"
-        "def careless(**options):\n"
-        "    with contextlib.suppress(BaseException):\n"  # as torch imports numpy
-        "        import interrupted\n"
-        "    sys.exit(0)\n"
-        "ogkd.cli.app = careless\n"
-        "ogkd.__main__.main()\n"
-    )
-    command = [sys.executable, "-c", code]
-    env = {**ENV, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-    done = subprocess.run(command, env=env, capture_output=True, check=False, preexec_fn=_hear)
-    assert (done.returncode, done.stderr) == (130, b"")
-
-
-@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_error(streams):
-    done = shell(f"ogkd backbones list {streams}")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_file_is_not_taken_for_a_closed_output(tmp_path):
-    done = shell(f"ogkd prompts new --classes a,b --out {tmp_path / 'bank.json'} >&- 2>&-")
-    assert done.returncode == 0
-    assert (tmp_path / "bank.json").read_text().startswith("{")
-
-
-def test_a_reader_that_wants_one_line_gets_it():
-    done = shell("set -o pipefail; ogkd bench run phantoms/few-shot --out runs --dry-run | head -1")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 1
-
-
 def test_our_own_warnings_are_notes_and_those_of_libraries_are_not_shown(ogkd, monkeypatch):
     def app(**options):
         warnings.simplefilter("always")
@@ -140,10 +81,7 @@ def test_our_own_warnings_are_notes_and_those_of_libraries_are_not_shown(ogkd, m
     [
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-        RuntimeError("std::bad_alloc"),
-        RuntimeError("can't start new thread"),
         OSError(12, "Cannot allocate memory"),
-        ImportError("failed to map segment: Cannot allocate memory"),
     ],
     ids=str,
 )

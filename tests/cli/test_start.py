@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from ogkd.images import decode
 from tiny_data import CLASSES, write_dataset, write_image
 
 FILES = {
-    *("check.html", "check.json", "commands.sh", "evaluation.json", "left-out.csv"),
+    *("check.html", "check.json", "evaluation.json", "left-out.csv"),
     *("model", "report.html", "split.csv", "start.json"),
 }
 
@@ -48,15 +47,6 @@ def contents(folder):
     return found
 
 
-def test_a_class_folder_without_images_is_named_and_left_out(ogkd, clip, images, tmp_path):
-    (images / "glaucoma").mkdir()
-    out = tmp_path / "out"
-    outcome = ogkd("start", images, "--yes", "--backbone", clip, "--out", out)
-    assert outcome.code == 0, outcome.err
-    assert "Left out, because no usable image is left: glaucoma." in outcome.out
-    assert {row["label"] for row in rows_of(out / "split.csv")} == set(CLASSES)
-
-
 def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = ogkd("start", "images", "--yes", "--backbone", clip)
@@ -64,9 +54,9 @@ def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_pat
     out = tmp_path / "images-ogkd"
     assert {path.name for path in out.iterdir()} == FILES
     lines = outcome.out.splitlines()
-    assert [line[:5] for line in lines if line.startswith("[")] == [f"[{n}/8]" for n in range(1, 9)]
+    assert [line[:5] for line in lines if line.startswith("[")] == [f"[{n}/7]" for n in range(1, 8)]
     assert "18 to learn from, 6 to calibrate on, 6 to test on" in outcome.out
-    assert "skipped: 6 images to calibrate on; with 7 more" in outcome.out
+    assert "skipped: Too few images to calibrate on: 6." in outcome.out
     assert "does not say which images show the same patient" in outcome.out
     assert "guessing" in outcome.out
     assert "ogkd predict images-ogkd/model" in lines[-1]
@@ -76,16 +66,8 @@ def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_pat
     again = ogkd("start", "images", "--yes", "--backbone", clip)
     assert again.code == 0
     assert {path.name for path in out.iterdir()} == FILES
-    assert again.out.count("already done") == 6  # not reading, nor the calibration that cannot be
+    assert again.out.count("already done") == 5  # not reading, nor the calibration that cannot be
     assert contents(out) == before
-
-
-def test_every_file_is_decoded_once(ogkd, clip, images, tmp_path, monkeypatch):
-    names = []
-    read = decode._read_file
-    monkeypatch.setattr(decode, "_read_file", lambda ref: names.append(ref.file.name) or read(ref))
-    assert ogkd("start", images, "-y", "-b", clip, "-o", tmp_path / "out").code == 0
-    assert len(names) == len(list(images.rglob("*.png")))
 
 
 def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip, images, tmp_path):
@@ -101,7 +83,7 @@ def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip
     write_image(images / "benign_tumor" / "0.png", 999)
     outcome = ogkd("start", images, "-y", "-b", clip, "-o", out)
     assert outcome.code == 2
-    assert "the data changed" in outcome.err
+    assert "other data" in outcome.err
     assert contents(out) == before
 
 
@@ -117,76 +99,44 @@ def test_an_option_that_was_wrong_can_be_corrected_until_it_has_been_used(
     outcome = ogkd(*words, "-b", clip)
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("already done") == 2
-    (tmp_path / "out" / "start.json").write_text("{")
-    outcome = ogkd(*words, "-b", clip)
-    assert outcome.code == 2
-    assert "is damaged" in outcome.err
 
 
 def test_without_a_terminal_it_asks_for_yes(refused, images):
     assert "Add --yes" in refused("start", images)
 
 
-def test_it_asks_before_it_leaves_out_and_which_classes_are_normal(
-    ogkd, clip, tmp_path, monkeypatch
-):
+def test_it_asks_before_it_leaves_images_out(ogkd, clip, tmp_path, monkeypatch):
     data = write_dataset(tmp_path / "data", CLASSES[:2], splits={"": 8})
     (data / "benign_tumor" / "bad.png").write_bytes(b"not an image")
-    asked = []
+    asked, answers = [], [False, True]
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(typer, "confirm", lambda words, *_: asked.append(words) or answers.pop(0))
-    monkeypatch.setattr(typer, "prompt", lambda words, **_: asked.append(words) or "benign tumor")
-    answers = [False, True]
     words = ("start", data, "-b", clip, "-o", tmp_path / "out")
     outcome = ogkd(*words)
     assert outcome.code == 130
     assert "Stopped" in outcome.err
     assert not (tmp_path / "out" / "split.csv").exists()
-    assert ogkd(*words).code == 0
-    assert "Continue with the other 16 images?" in asked[-2]
-    assert "benign tumor, malignant tumor" in asked[-1]
-    card = json.loads((tmp_path / "out" / "model" / "model.json").read_text())
-    assert card["asks"]["normal"] == ["benign tumor"]
-    asked.clear()
-    outcome = ogkd(*words)
-    assert outcome.code == 0, outcome.err
-    assert not asked
-    assert "--normal 'benign tumor'" in (tmp_path / "out" / "commands.sh").read_text()
+    assert ogkd(*words).code == ogkd(*words).code == 0
+    assert asked == ["Continue with the other 16 images?"] * 2
 
 
-def test_existing_splits_are_used_and_leaks_leave_the_training_part(ogkd, clip, tmp_path):
+def test_existing_splits_are_used_and_leaks_leave_the_training_part(
+    ogkd, clip, tmp_path, monkeypatch
+):
     data = write_dataset(tmp_path / "data", splits={"Training": 8, "Testing": 4})
     copy = data / "Training" / "benign_tumor" / "copy.png"
     copy.write_bytes((data / "Testing" / "benign_tumor" / "0.png").read_bytes())
+    names = []
+    read = decode._read_file
+    monkeypatch.setattr(decode, "_read_file", lambda ref: names.append(ref.file.name) or read(ref))
     outcome = ogkd("start", data, "-y", "-b", clip, "-o", tmp_path / "out")
     assert outcome.code == 0, outcome.err
+    assert len(names) == len(list(data.rglob("*.png")))  # every file is decoded once
     rows = rows_of(tmp_path / "out" / "split.csv")
     counts = Counter(row["split"] for row in rows)
     assert counts == {"train": 18, "val": 6, "test": 12}
     left = rows_of(tmp_path / "out" / "left-out.csv")
     assert [(Path(row["path"]).name, row["why"]) for row in left] == [("copy.png", "copy")]
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda data: write_dataset(data, CLASSES[:1], splits={"": 3}), "1 class folder(s)"),
-        (lambda data: data.mkdir(), "0 class folder(s)"),
-        (lambda data: None, "no folder or table"),
-    ],
-)
-def test_a_folder_that_cannot_work_gives_one_message(refused, tmp_path, make, words):
-    make(tmp_path / "data")
-    assert words in refused("start", tmp_path / "data", "--yes", "-o", tmp_path / "out")
-
-
-def test_only_unreadable_images_give_one_message(ogkd, tmp_path):
-    data = write_dataset(tmp_path / "data", splits={"": 2})
-    for file in data.rglob("*.png"):
-        file.write_bytes(b"not an image")
-    outcome = ogkd("start", data, "--yes", "-o", tmp_path / "out")
-    assert outcome.code == 2
-    assert outcome.err.count("Error") == 1
 
 
 def test_results_never_go_into_the_data_nor_into_a_stranger_s_folder(
@@ -197,34 +147,11 @@ def test_results_never_go_into_the_data_nor_into_a_stranger_s_folder(
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     assert "is not empty" in refused("start", images, "-y", "-o", tmp_path / "mine")
     assert "is a file" in refused("start", images, "-y", "-o", tmp_path / "mine" / "thesis.txt")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    assert "Cannot write" in refused("start", images, "-y", "-o", tmp_path / "loop")
-    for option in ("--backbone", "--prompts"):
-        said = refused("start", images, "-y", "-o", tmp_path / "new", option, "~nosuchuser/x")
-        assert "no such home folder" in said
+    assert "no folder or table" in refused("start", tmp_path / "absent", "-y", "-o", tmp_path / "n")
     monkeypatch.chdir(images)
     outcome = ogkd("start", ".", "-y", "-b", clip)
     assert outcome.code == 0, outcome.err
     assert (tmp_path / "images-ogkd" / "report.html").is_file()
-
-
-def test_the_script_of_single_commands_gives_the_same_results(ogkd, clip, images, tmp_path):
-    data = images.rename(tmp_path / "my 'images'")
-    write_image(data / "normal_lung" / "= one.png", 77)
-    words = ("-y", "-b", clip, "--normal", "normal lung")
-    assert ogkd("start", data, *words, "-o", tmp_path / "out").code == 0
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "ogkd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ogkd "$@"\n')
-    (folder / "ogkd").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = ["sh", "out/commands.sh", "again"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    started, single = contents(tmp_path / "out"), contents(tmp_path / "again")
-    for only in ("start.json", "commands.sh"):
-        del started[only]
-    assert started == single
 
 
 def test_a_start_that_is_killed_again_and_again_ends_with_the_same_bits(clip, tmp_path):
@@ -258,21 +185,3 @@ def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
     }
     assert result["learned_from"] == result["calibrated_on"] == 0
     assert "Größer" in (out / "report.html").read_text(encoding="utf-8")
-
-
-def test_a_messy_folder_of_real_images_ends_in_an_honest_result(ogkd, shared, tmp_path):
-    for source in sorted((shared / "data" / "RETINA" / "train").iterdir()):
-        for file in sorted(source.iterdir())[:16]:
-            place = tmp_path / "clean" / source.name / file.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(file.read_bytes())
-    data = make_messy(tmp_path / "clean", tmp_path / "messy")
-    out = tmp_path / "out"
-    backbone = shared / "backbones" / "dinov2s14-minilm-med"
-    outcome = ogkd("start", data, "--yes", "--backbone", backbone, "--out", out)
-    assert outcome.code == 0, outcome.err
-    assert "Left out 7 images" in outcome.out
-    assert "normal retina (1)" in outcome.out
-    assert {path.name for path in out.iterdir()} == FILES
-    result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
-    assert result["accuracy"] > 0.4  # four classes

@@ -76,18 +76,3 @@ def test_a_killed_fit_resumes_to_the_same_bits(pictures, tmp_path, how):
         for line in (tmp_path / "killed" / "training.jsonl").read_text().splitlines()
     ]
     assert sorted(set(epochs)) == list(range(150))
-
-
-def test_other_settings_do_not_continue_a_killed_fit(pictures, tmp_path):
-    killed = start(command(pictures, tmp_path / "model", epochs=500))
-    wait_for_epoch(tmp_path / ".model.training", 2, killed)
-    killed.kill()
-    killed.communicate()
-    other = command(pictures, tmp_path / "model", epochs=4)
-    refused = subprocess.run(other, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert "other settings" in refused.stderr
-    assert "--restart" in refused.stderr
-    restarted = subprocess.run([*other, "--restart"], capture_output=True, text=True, check=False)
-    assert restarted.returncode == 0, restarted.stderr
-    assert (tmp_path / "model" / "model.json").is_file()

@@ -46,11 +46,6 @@ def test_batch_size_and_threads_change_the_last_digits_only(method, data, thread
             np.testing.assert_allclose(answers(model, data, size), first, atol=1e-5)
 
 
-def test_the_same_prediction_has_the_same_bits(data):
-    model = fit(data, "fused")
-    np.testing.assert_array_equal(answers(model, data, 7), answers(model, data, 7))
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_fit_is_the_same_with_and_without_cached_features(method, data, tmp_path, monkeypatch):
     written = []

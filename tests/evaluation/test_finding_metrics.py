@@ -83,7 +83,7 @@ def test_answers_are_counted_by_the_limits_of_the_calibration() -> None:
     )
     result = evaluate_predictions(test, calibration=calibration, resamples=0)
     p = test.probabilities(calibration)
-    limits = calibration.limits(TASK, sensitivity=0.9)
+    limits = calibration.limits(sensitivity=0.9)
     assert all((limit > 0).all() for limit in limits)
     for f, name in enumerate(TASK.names):
         row = result["per_finding"][name]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -44,14 +43,6 @@ def part(table: Path, split: str = "test") -> Dataset:
     return dataset.with_cases(dataset.part(split))
 
 
-def test_exams_are_told_apart_by_their_one_image(model: Classifier, table: Path) -> None:
-    card = model.card
-    assert (card.support_counts, card.images, card.learned_cases) == ((8, 8), 64, 16)
-    result = ogkd.evaluate(model, table)
-    assert (result["images"], result["unit"]) == (16, "exam")
-    assert result["accuracy"] >= 0.9
-
-
 def test_the_image_with_the_finding_is_named(model: Classifier, table: Path) -> None:
     for decision in model.decide(part(table)):
         if "spot" in decision.case.name:
@@ -60,19 +51,6 @@ def test_the_image_with_the_finding_is_named(model: Classifier, table: Path) -> 
             assert decision.image == decision.deciding[0].image
         assert decision.read == 4
         assert sum(image.weight for image in decision.deciding) <= 1 + 1e-6
-
-
-def test_cases_may_be_named_in_python(model: Classifier, table: Path) -> None:
-    named = {case.name: [image.file for image in case.images] for case in part(table).cases}
-    some = dict(list(named.items())[::5])
-    whole = model.predict_proba(part(table))
-    np.testing.assert_allclose(model.predict_proba(some), whole[::5], atol=1e-5)
-
-
-def test_images_alone_do_not_say_their_exam(model: Classifier, table: Path) -> None:
-    with pytest.raises(DataError) as error:
-        model.predict([image.file for image in part(table).images])
-    assert error.value.argument == "cases"
 
 
 def test_calibration_sets_and_risk_are_by_case(model: Classifier, table: Path) -> None:
@@ -114,53 +92,6 @@ def test_every_kind_of_method_learns_from_cases(
     model = fit(table, bert_backbone, cases="exam", method=method, shots=4)
     assert len(model.poolings) == 1
     assert len(model.predict_proba(part(table))) == 16
-
-
-def test_one_case_of_each_class_is_enough(table: Path, bert_backbone: ogkd.Backbone) -> None:
-    model = fit(table, bert_backbone, cases="exam", shots=1)
-    [pooling] = model.card.poolings
-    assert (pooling.tau, pooling.bias) == (1.0, ())
-    assert model.card.support_counts == (1, 1)
-
-
-def test_cases_of_one_image_are_answered_as_images(
-    bert_backbone: ogkd.Backbone, tmp_path: Path
-) -> None:
-    single = write_exams(tmp_path, images=1, splits="train,test")
-    model = fit(single, bert_backbone, cases="exam")
-    alone = fit(single, bert_backbone)
-    assert model.poolings == alone.poolings == ()
-    files = [case.image for case in read_dataset(single).part("test")]
-    dataset = read_dataset(single)
-    np.testing.assert_array_equal(
-        model.predict_proba(dataset.with_cases(dataset.part("test"))), alone.predict_proba(files)
-    )
-
-
-def test_a_case_that_cannot_be_read_has_an_error_and_others_are_answered(
-    model: Classifier, table: Path, tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"not an image")
-    good = part(table).images[0].file
-    bad, half, whole = model.decide(
-        {"bad": [broken, broken], "half": [good, broken], "whole": [good]}
-    )
-    assert bad.error is not None
-    assert bad.answer is None
-    assert (half.read, half.error, half.prediction) == (1, None, whole.prediction)
-    assert any("could not be read" in reason for reason in half.reasons)
-
-
-def test_an_unreadable_image_is_skipped_on_request(
-    bert_backbone: ogkd.Backbone, tmp_path: Path
-) -> None:
-    exams = write_exams(tmp_path, per_class=3)
-    (tmp_path / "train" / "spot-0-1.png").write_bytes(b"not an image")
-    with pytest.raises(DataError, match=r"spot-0-1\.png") as error:
-        fit(exams, bert_backbone, cases="exam")
-    assert error.value.argument == "on_error"
-    assert fit(exams, bert_backbone, cases="exam", on_error="skip").card.images == 23
 
 
 def test_a_blank_image_is_left_out(bert_backbone: ogkd.Backbone, tmp_path: Path) -> None:

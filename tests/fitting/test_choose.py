@@ -8,7 +8,7 @@ import ogkd
 from ogkd.backbones.catalog import catalog
 from ogkd.data.phantoms import write_folder
 from ogkd.errors import DataError
-from ogkd.fitting.choose import NoRealBackbone, best_present, choose_backbone, warning_about
+from ogkd.fitting.choose import NoRealBackbone, best_present, choose_backbone
 from ogkd.images import ImageRef, find_images
 from tiny_backbones import make_clip
 
@@ -74,11 +74,3 @@ def test_the_builtin_model_on_other_images_warns_in_python(pictures):
         assert decision.out_of_domain
         assert decision.unfamiliar
         assert len(decision.reasons) >= 1
-
-
-def test_a_real_backbone_does_not_warn(bert_backbone, pictures):
-    assert warning_about(bert_backbone, find_images([pictures])) == ""
-    model = ogkd.fit(pictures, backbone=bert_backbone, method="gda")
-    assert "phantoms" not in " ".join(ogkd.evaluate(model, pictures)["warnings"])
-    decisions = model.decide(find_images([pictures / "test"]))
-    assert all(decision.out_of_domain is None for decision in decisions)

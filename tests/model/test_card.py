@@ -46,33 +46,22 @@ def test_a_card_is_read_back_as_it_was_written(tmp_path):
     assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == SCHEMA == 3
 
 
-def test_a_card_without_later_fields_is_still_read(tmp_path):
-    path = written(tmp_path, weights_sha256="ABSENT", imported_sha256="ABSENT", metrics="ABSENT")
-    assert ModelCard.read(path) == example()
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"schema_version": SCHEMA + 1}, "schema"),
         ({"schema_version": SCHEMA - 1}, "schema"),
-        ({"schema_version": "soon"}, "schema_version"),
         ({"asks": "ABSENT"}, "asks"),
         ({"asks": {"kind": "classes", "names": ["one"], "normal": []}}, "names"),
         ({"asks": {"kind": "classes", "names": ["a", "a"], "normal": []}}, "names"),
-        ({"asks": {"kind": "classes", "names": ["", "a"], "normal": []}}, "names"),
-        ({"asks": {"kind": "classes", "names": [1, 2], "normal": []}}, "names"),
         ({"asks": {"kind": "classes", "names": ["\ud800", "b"], "normal": []}}, "damaged"),
         ({"asks": {"kind": "grades", "names": ["a", "b"], "normal": []}}, "grades"),
         ({"asks": {"kind": "classes", "names": ["a", "b"], "normal": ["c"]}}, "damaged"),
         ({"asks": {"names": ["a", "b"]}}, "task"),
         ({"cases": {"what": 1}}, "cases"),
-        ({"cases": {"what": "?"}}, "grouping"),
         ({"support_counts": [1, 2, 3]}, "counts"),
-        ({"poolings": [{"bias": [0.1]}]}, "poolings"),
         ({"poolings": [{"heat": 0}]}, "heat"),
         ({"logit_scale": float("nan")}, "logit_scale"),
-        ({"logit_scale": -1}, "logit_scale"),
         ({"backbone": {"name": "x"}}, "backbone.digest"),
     ],
 )
@@ -82,17 +71,14 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, changes, field):
     assert str(tmp_path / "model.json") in str(error.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1]"])
 def test_a_file_that_is_not_a_card_is_refused(tmp_path, content):
     path = tmp_path / "model.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"model\.json"):
         ModelCard.read(path)
-
-
-def test_a_folder_without_a_card_is_no_model_folder(tmp_path):
     with pytest.raises(ConfigError):
-        ModelCard.read(tmp_path / "model.json")
+        ModelCard.read(tmp_path / "absent" / "model.json")
 
 
 def test_a_folder_backbone_is_found_again_from_anywhere(tmp_path, monkeypatch):
@@ -117,19 +103,12 @@ def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
     [
         ("biomedclip", "biomedclip"),
         ("microsoft/BiomedCLIP-PubMedBERT_256", "microsoft/BiomedCLIP-PubMedBERT_256"),
-        ("hf-hub:microsoft/BiomedCLIP", "hf-hub:microsoft/BiomedCLIP"),
         ("/home/jane/models/clip", "clip"),
-        ("/clip/", "clip"),
         ("~/clip", "clip"),
-        ("~jane/clip", "clip"),
         ("./clip", "clip"),
-        ("../clip", "clip"),
         ("jane/models/clip", "clip"),
         ("C:\\Users\\jane\\clip", "clip"),
-        ("C:/clip", "clip"),
-        ("\\\\server\\jane\\clip\\", "clip"),
         ("jane\\clip", "clip"),
-        ("file:///home/jane/clip", "clip"),
     ],
 )
 def test_the_short_name_keeps_a_hub_id_and_no_folder_above(name, shown):

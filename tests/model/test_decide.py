@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case
-from ogkd.data.task import softmax
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.features.encode import EncodedBatch
@@ -24,7 +23,7 @@ from ogkd.model.calibration import Calibration
 from ogkd.model.card import BackboneCard, ModelCard, PoolingCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
-from ogkd.model.policy import Policy, class_shares, reweighted
+from ogkd.model.policy import Policy, class_shares
 
 D = 6
 CLASSES = OneOf(("normal", "cyst", "stone"), (0,))
@@ -96,7 +95,7 @@ def test_a_case_of_one_image_is_answered_as_the_image(task, calibrated):
     p = task.probabilities(model.head.logits(rows).numpy(), calibration)
     plausible = None
     if calibration is not None:
-        plausible = task.plausible(p, calibration.limits(task))
+        plausible = task.plausible(p, calibration.limits())
     for decision, expected, row in zip(decisions, task.answers(p, plausible), rows, strict=True):
         np.testing.assert_allclose(decision.probabilities, expected.probabilities, atol=1e-6)
         assert replace(decision.answer, probabilities=(), probability=None) == replace(
@@ -127,7 +126,7 @@ def test_a_case_of_several_images_is_pooled_question_by_question(task, pooled):
         )
         question, column = task.locate(task.evidence_label(decision.probabilities))
         weights = poolings[question].weights(tables[question], column).numpy()
-        np.testing.assert_allclose(decision.weights, weights, atol=1e-6)
+        np.testing.assert_allclose([i.weight for i in decision.images], weights, atol=1e-6)
         assert decision.deciding[0].weight == pytest.approx(weights.max(), abs=1e-6)
         assert decision.image == decision.case.images[int(weights.argmax())]
     number = torch.arange(3).repeat_interleave(torch.tensor(sizes))
@@ -196,16 +195,6 @@ def test_a_prior_is_bayes_rule_and_takes_the_sets_of_a_calibration_away():
     assert error.value.argument == "coverage"
 
 
-@given(st.integers(2, 8), st.integers(0, 99))
-def test_equal_frequencies_change_nothing_and_others_are_undone_by_their_reverse(classes, seed):
-    rng = np.random.default_rng(seed)
-    p = rng.dirichlet([1.0] * classes, 20).astype(np.float32)
-    prior = rng.dirichlet([3.0] * classes)
-    np.testing.assert_allclose(reweighted(p, np.full(classes, 1 / classes)), p, rtol=1e-6)
-    again = reweighted(reweighted(p, prior), 1 / prior / (1 / prior).sum())
-    np.testing.assert_allclose(again, p, rtol=1e-4, atol=1e-6)
-
-
 def test_shares_are_found_by_name_and_scaled():
     shares = class_shares({"Normal": 0.33, "cyst": 0.33, "stone": 0.33}, CLASSES.names)
     np.testing.assert_allclose(shares, [1 / 3] * 3)
@@ -221,12 +210,7 @@ def test_shares_are_found_by_name_and_scaled():
         {"normal": 0.5, "cyst": 0.5},
         {},
         {"normal": float("nan"), "cyst": 0.5, "stone": 0.5},
-        {"normal": float("inf"), "cyst": 0.5, "stone": 0.5},
-        {"normal": "0.5", "cyst": 0.3, "stone": 0.2},
         {"normal": 0.5, "NORMAL": 0.2, "cyst": 0.3},
-        "estimate",
-        0.5,
-        [0.5, 0.5],
     ],
 )
 def test_an_invalid_prior_is_refused(prior):
@@ -281,13 +265,3 @@ def test_more_sensitivity_never_makes_an_unsure_answer_a_no():
     for less, more in zip(np.array(words[0]).flat, np.array(words[1]).flat, strict=True):
         assert more != "no" or less == "no"
     assert words[0] != words[1]
-
-
-@given(st.integers(2, 6), st.integers(0, 5), st.integers(0, 99))
-def test_one_question_of_classes_is_the_logits_themselves(classes, cases, seed):
-    task = OneOf(tuple(map(str, range(classes))))
-    z = np.random.default_rng(seed).normal(0, 5, (cases, classes))
-    (table,) = task.questions(z)
-    np.testing.assert_array_equal(task.combine([table]), z)
-    if cases:
-        np.testing.assert_array_equal(task.probabilities(z), softmax(z))

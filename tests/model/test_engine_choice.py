@@ -61,18 +61,6 @@ def test_another_engine_is_used_only_where_it_is_asked_for(
     assert not np.array_equal(there, here)
 
 
-def test_features_of_two_engines_are_never_mixed_in_the_store(
-    backbone: Backbone, data: Path
-) -> None:
-    from ogkd.features.store import FeatureStore
-
-    images = sorted((data / "test").rglob("*.png"))
-    FeatureStore(backbone).get(images)
-    second = FeatureStore(with_engine(backbone, "bf16"))
-    second.get(images)
-    assert second.encoded == len(images)
-
-
 def test_an_unknown_engine_is_refused_before_anything_is_loaded(data: Path) -> None:
     with pytest.raises(ConfigError, match="tensorrt"):
         ogkd.fit(data, backbone="builtin", engine="tensorrt")

@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import binom
@@ -84,7 +82,7 @@ def test_probabilities_limits_and_answers_are_those_of_each_finding(
 ):
     z, y, keys = drawn(noise=noise)
     calibration = Calibration.fit(TASK, z, y, keys)
-    limits = calibration.limits(TASK, coverage, sensitivity=sensitivity, confidence=confidence)
+    limits = calibration.limits(coverage, sensitivity=sensitivity, confidence=confidence)
     new = 3 * drawn(300, seed=8)[0]
     p = TASK.probabilities(new, calibration)
     answers = TASK.answers(p, TASK.plausible(p, limits))
@@ -106,9 +104,9 @@ def test_probabilities_limits_and_answers_are_those_of_each_finding(
 def test_a_sensitivity_that_was_calibrated_for_is_the_default():
     z, y, keys = drawn()
     calibration = Calibration.fit(TASK, z, y, keys, sensitivity=0.8, confidence=0.7)
-    asked = calibration.limits(TASK, sensitivity=0.8, confidence=0.7)
-    np.testing.assert_array_equal(calibration.limits(TASK), asked)
-    assert calibration.limits(TASK)[1][1] == 0.0  # too few with the rare one: never "no"
+    asked = calibration.limits(sensitivity=0.8, confidence=0.7)
+    np.testing.assert_array_equal(calibration.limits(), asked)
+    assert calibration.limits()[1][1] == 0.0  # too few with the rare one: never "no"
 
 
 @pytest.mark.parametrize("p", [0.3, 1e-30, 1.0])
@@ -118,7 +116,7 @@ def test_a_case_as_unlike_its_class_as_the_limit_is_still_plausible(p):
     y = np.tile(np.arange(120) % 2, (2, 1)).T
     calibration = Calibration.fit(TASK, z, y, [f"{n:04}" for n in range(120)])
     probabilities = TASK.probabilities(z[:1], calibration)
-    assert TASK.plausible(probabilities, calibration.limits(TASK)).all()
+    assert TASK.plausible(probabilities, calibration.limits()).all()
 
 
 def test_few_new_cases_lie_below_the_conformal_limit():
@@ -190,15 +188,3 @@ def test_answers_between_the_limits_are_unsure_and_where_they_overlap_by_half(
     assert answer.verdicts == (verdict,)
     assert answer.prediction == ("mass" if verdict == "yes" else "none")
     assert answer.unsure == (verdict == "unsure")
-
-
-@given(st.integers(1, 5), st.integers(0, 9), st.integers(0, 99))
-def test_combining_is_the_inverse_of_asking_each_question(findings, cases, seed):
-    task = Findings(tuple(f"finding {f}" for f in range(findings)))
-    z = np.random.default_rng(seed).normal(0, 5, (cases, findings))
-    tables = task.questions(z)
-    assert [table.shape for table in tables] == [(cases, 2)] * findings
-    np.testing.assert_array_equal(task.combine(tables), z)
-    again = task.questions(task.combine(tables))
-    for table, same in zip(tables, again, strict=True):
-        np.testing.assert_array_equal(table, same)

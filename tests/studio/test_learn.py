@@ -152,4 +152,4 @@ def test_sets_are_exact_once_every_class_has_nine_labels(text):
     rest = np.arange(42) % 14 >= 10
     support = SupportFeatures(X[~rest], y[~rest])
     plain = SupportSets.among(many.decider.classifier.head, support, text.class_names)
-    np.testing.assert_array_equal(many.sets[rest], plain.sets(X[rest], coverage=0.9))
+    np.testing.assert_array_equal(many.sets[rest], plain.members(None, X[rest], 0.9))

@@ -5,7 +5,6 @@ Commands import torch and other heavy packages when they run, so that `ogkd --he
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import itertools
@@ -43,24 +42,30 @@ app = CommandGroup(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("start")(start.start)
-app.command("fit")(fit.fit)
-app.command("predict")(predict.predict)
-app.command("evaluate")(evaluate.evaluate)
-app.command("calibrate")(evaluate.calibrate)
-app.command("studio")(deploy.studio)
-app.command("app")(deploy.app)
-app.command("export")(deploy.export)
-app.command("embed")(backbones.embed)
-app.command("demo")(demo.demo)
-app.command("phantoms")(phantoms.phantoms)
-app.command("import-checkpoint")(fit.import_checkpoint)
-app.command("methods")(fit.methods)
-app.command("doctor")(doctor.doctor)
-app.add_typer(prompts.app, name="prompts")
-app.add_typer(backbones.app, name="backbones")
-app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
+for _name, _function in {
+    "start": start.start,
+    "fit": fit.fit,
+    "predict": predict.predict,
+    "evaluate": evaluate.evaluate,
+    "calibrate": evaluate.calibrate,
+    "studio": deploy.studio,
+    "app": deploy.app,
+    "export": deploy.export,
+    "embed": backbones.embed,
+    "demo": demo.demo,
+    "phantoms": phantoms.phantoms,
+    "import-checkpoint": fit.import_checkpoint,
+    "methods": fit.methods,
+    "doctor": doctor.doctor,
+}.items():
+    app.command(_name)(_function)
+for _name, _group in {
+    "prompts": prompts,
+    "backbones": backbones,
+    "data": data,
+    "bench": bench,
+}.items():
+    app.add_typer(_group.app, name=_name)
 
 
 def _show_version(value: bool) -> None:
@@ -172,18 +177,10 @@ def _warnings_as_notes() -> Iterator[None]:
 
 def _accept_any_file_name() -> None:
     """Print file names that are not valid text as raw bytes instead of failing."""
-
-    def spell(error: UnicodeError) -> tuple[str | bytes, int]:
-        try:
-            return codecs.lookup_error("surrogateescape")(error)
-        except UnicodeError:  # no bytes of a file name either
-            return codecs.backslashreplace_errors(error)
-
-    codecs.register_error("ogkd", spell)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
-            stream.reconfigure(errors="ogkd" if utf8 else "backslashreplace")
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
 
 
 def _drop_output() -> None:

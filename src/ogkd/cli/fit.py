@@ -60,8 +60,6 @@ def fit(**options: Any) -> None:
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")
-    if card.method == FitRequest.method and not fitted.task.affine:
-        say(f"{card.method} is the default; --method ogkd learns a prompt, as the paper does.")
     _print_next(options["out"])
 
 

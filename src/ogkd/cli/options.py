@@ -172,19 +172,16 @@ def read_prior(text: str | None) -> dict[str, float] | None:
         return None
     shares: dict[str, float] = {}
     for pair in text.split(","):
-        name, equals, value = (part.strip() for part in pair.rpartition("="))
-        if not equals or not name:
-            raise ConfigError(
-                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, "
-                f"but got '{pair.strip()}'."
-            )
-        if name in shares:
-            raise ConfigError(f"--prior names the class '{name}' twice.")
+        name, _, value = (part.strip() for part in pair.rpartition("="))
         try:
+            if name in shares or not name:
+                raise ValueError
             shares[name] = float(value)
         except ValueError:
             raise ConfigError(
-                f"--prior is '{value}' for '{name}', which is not a number."
+                "prior takes one share for every class, such as benign=0.9,malignant=0.1, but got "
+                f"'{pair.strip()}'.",
+                argument="prior",
             ) from None
     return shares
 
@@ -194,10 +191,10 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set takes key=value, such as train.epochs=50, but got '{pair}'.")
-        if (key := key.strip()) in settings:
-            raise ConfigError(f"--set gives '{key}' twice. Give it once.")
+        if not equals or not (key := key.strip()) or key in settings:
+            raise ConfigError(
+                f"--set takes each key=value once, such as train.epochs=50, but got '{pair}'."
+            )
         try:
             settings[key] = json.loads(value)
         except ValueError:

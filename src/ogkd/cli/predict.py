@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -22,7 +22,6 @@ from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
-    from ogkd.data.grouping import Grouping
     from ogkd.features.encode import EncodedBatch
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
@@ -60,37 +59,8 @@ class GuaranteeOptions:
     def policy(self) -> Policy:
         from ogkd.model.policy import Policy
 
-        return Policy(
-            self.max_risk,
-            self.confidence,
-            self.coverage,
-            opt.read_prior(self.prior),
-            self.sensitivity,
-        )
-
-
-@dataclass(frozen=True)
-class CaseOptions:
-    """What makes a case."""
-
-    cases: Annotated[
-        str | None,
-        Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
-    ] = None
-    slices: Annotated[
-        str | None, Option(help="Which slices, if not those that the model was fitted on.")
-    ] = None
-    each_image: Annotated[
-        bool, Option("--each-image", help="Also a row for each image of a case, after its own.")
-    ] = False
-
-    def grouping(self, classifier: Classifier, slice: str | None) -> Grouping:
-        """What the model was fitted on, changed by these options."""
-        from ogkd.data.grouping import Grouping
-
-        known = classifier.card.grouping.as_json()
-        given = {"by": self.cases, "slices": self.slices, "slice": slice}
-        return Grouping.parse(**known | {k: v for k, v in given.items() if v is not None})
+        prior = opt.read_prior(self.prior)
+        return Policy(self.max_risk, self.confidence, self.coverage, prior, self.sensitivity)
 
 
 def predict(
@@ -117,7 +87,16 @@ def predict(
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
     guarantees: GuaranteeOptions,
-    how: CaseOptions,
+    cases: Annotated[
+        str | None,
+        Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
+    ] = None,
+    slices: Annotated[
+        str | None, Option(help="Which slices, if not those that the model was fitted on.")
+    ] = None,
+    each_image: Annotated[
+        bool, Option("--each-image", help="Also a row for each image of a case, after its own.")
+    ] = False,
     backbone: Annotated[
         str | None,
         Option(
@@ -153,29 +132,33 @@ def predict(
     IMAGES...` compares images with the texts of classes. Nothing is learned,
     and the probabilities are not calibrated.
     """
+    from ogkd.data.grouping import Grouping
     from ogkd.model.decide import Decider
+    from ogkd.model.table import row_writer
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
     policy = guarantees.policy()
-    if zero_shot is None:
-        if prompts is not None:
-            raise ConfigError("--prompts only applies to --zero-shot, which is not given.")
-        if not images:
-            raise ConfigError(
-                f"Give image files or folders after the model: ogkd predict {model} IMAGES..."
-            )
-        classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
-        paths = images
-    else:
+    if zero_shot is not None:
         paths = [model, *(images or [])]
         classifier = _zero_shot(zero_shot, prompts, paths, backbone, engine, encoding)
-    grouping = how.grouping(classifier, encoding.slice)
-    cases = grouping.expand(grouping.merge(encoding.find_cases(paths)))
+    elif prompts is not None or not images:
+        raise ConfigError(
+            f"Give image files or folders after the model: ogkd predict {model} IMAGES... "
+            "(--prompts only applies to --zero-shot)."
+        )
+    else:
+        paths = images
+        classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
+    given = {"by": cases, "slices": slices, "slice": encoding.slice}
+    rule = {name: value for name, value in given.items() if value is not None}
+    grouping = Grouping.parse(**classifier.card.grouping.as_json() | rule)
+    todo = grouping.expand(grouping.merge(encoding.find_cases(paths)))
     decider = Decider(classifier, policy)
     if explain is not None:
-        _prepare(explain)
+        with storage_errors(explain):
+            explain.mkdir(parents=True, exist_ok=True)
     for note in decider.notes:
         say(note)
     card = classifier.card.backbone
@@ -190,89 +173,54 @@ def predict(
             deep=classifier.deep,
         )
 
-    decisions = decider.decide(cases, encode, crops=explain is not None)
+    decisions = decider.decide(todo, encode, crops=explain is not None)
+    first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
-    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(cases))
+    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(todo))
     if out is not None:
         output = write_csv(out)
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
-    try:
-        with output as file, bars as bar:
-            summary = _write(
-                file, classifier, decisions, bar, format, explain,
-                joined=grouping.joins_images, each_image=how.each_image,
-            )  # fmt: skip
-    except BrokenPipeError:
-        return  # the reader of our output has finished (`| head`)
-    summary.print(len(cases))
-    if summary.failed:
+    counts: Counter[str] = Counter()
+    install = ""
+    with output as file, bars as bar:
+        joined = grouping.joins_images
+        write = row_writer(file, classifier.task, format, joined=joined, each_image=each_image)
+        for number, decision in enumerate(chain(first, decisions), start=1):
+            install = _count(decision, counts) or install
+            if explain is not None:
+                _draw(classifier, decision, explain, number)
+            write(decision)
+            if bar is not None:
+                bar.advance()
+    _print_summary(counts, len(todo), install)
+    if counts["failed"]:
         sys.exit(1)
 
 
-@dataclass
-class _Summary:
-    """What is said after the table."""
+def _count(decision: Decision, counts: Counter[str]) -> str:
+    """Count what the user is warned of; which extra reads a file that could not be read."""
+    from ogkd.images.ref import advice_once
 
-    failed: int = 0
-    unfamiliar: int = 0
-    foreign: int = 0
-    install: str = ""
-
-    def count(self, decision: Decision) -> None:
-        from ogkd.images.ref import advice_once
-
-        self.failed += decision.error is not None
-        self.install = self.install or advice_once([decision.error or ""])[1]
-        self.unfamiliar += decision.unfamiliar is True and not decision.out_of_domain
-        self.foreign += decision.out_of_domain is True
-
-    def print(self, cases: int) -> None:
-        from ogkd.backbones.builtin import domain_warning
-
-        if warning := domain_warning(self.foreign, cases - self.failed):
-            say(f"WARNING: {warning}")
-        if self.unfamiliar:
-            say(
-                f"Warning: {self.unfamiliar} of {cases} image(s) are unlike everything that the "
-                "model learned from (see `unfamiliar`), perhaps of another modality or organ. Do "
-                "not rely on these predictions."
-            )
-        if self.failed:
-            text = f"{self.failed} of {cases} file(s) could not be read. {self.install}"
-            say(text.rstrip())
+    counts["failed"] += decision.error is not None
+    counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
+    counts["foreign"] += decision.out_of_domain is True
+    return advice_once([decision.error or ""])[1]
 
 
-def _write(
-    file: TextIO,
-    classifier: Classifier,
-    decisions: Iterator[Decision],
-    bar: Bar | None,
-    format: Literal["csv", "jsonl"],
-    explain: Path | None,
-    *,
-    joined: bool,
-    each_image: bool,
-) -> _Summary:
-    from ogkd.model.table import row_writer
+def _print_summary(counts: Counter[str], cases: int, install: str) -> None:
+    from ogkd.backbones.builtin import domain_warning
 
-    summary = _Summary()
-    first = list(_first(decisions))  # what cannot be answered fails before anything is written
-    write = row_writer(file, classifier.task, format, joined=joined, each_image=each_image)
-    for number, decision in enumerate(chain(first, decisions), start=1):
-        summary.count(decision)
-        if explain is not None and decision.answer is not None:
-            _draw(classifier, decision, explain, number)
-        write(decision)
-        if bar is not None:
-            bar.advance()
-    return summary
-
-
-def _first(decisions: Iterator[Decision]) -> Iterator[Decision]:
-    for decision in decisions:
-        yield decision
-        return
+    if warning := domain_warning(counts["foreign"], cases - counts["failed"]):
+        say(f"WARNING: {warning}")
+    if counts["unfamiliar"]:
+        say(
+            f"Warning: {counts['unfamiliar']} of {cases} image(s) are unlike everything that the "
+            "model learned from (see `unfamiliar`), perhaps of another modality or organ. Do not "
+            "rely on these predictions."
+        )
+    if counts["failed"]:
+        say(f"{counts['failed']} of {cases} file(s) could not be read. {install}".rstrip())
 
 
 def _zero_shot(
@@ -300,16 +248,6 @@ def _zero_shot(
     return classifier
 
 
-def _prepare(folder: Path) -> None:
-    """Make the folder for evidence maps, and check now that it can be written to."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--explain takes a folder, but {folder} is a file. Choose another name.")
-    with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-
-
 def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
     from ogkd.model.explain import evidence_of
@@ -318,6 +256,5 @@ def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int)
     if evidence is None:
         return
     stem = re.sub(r"[^\w.-]+", "_", Path(str(decision.image)).stem, flags=re.ASCII)[:60]
-    file = folder / f"{number:06}-{stem}.png"
-    with write_atomically(file, suffixes=(".png",)) as aside:
+    with write_atomically(folder / f"{number:06}-{stem}.png", suffixes=(".png",)) as aside:
         ogkd.draw(evidence).save(aside, format="PNG")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from ogkd.cli import options as opt
 from ogkd.cli.data import checked, division_notes, read_images
 from ogkd.cli.output import say
 from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
-from ogkd.files import holds_files, home, resolved, sha256_file, write_json, write_new
+from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
@@ -35,21 +36,8 @@ if TYPE_CHECKING:
 
 # The options whose first result is the check; all others are used by the model.
 _OF_THE_CHECK = ("data", "slice", "cases", "slices")
-_SCRIPT = """\
-#!/bin/sh
-# What `ogkd start` did, as single commands. They write to a new folder:
-#   sh commands.sh NEW_FOLDER
-set -e
-out=${{1:?Give the name of a new folder}}
-mkdir -p "$out"
-ogkd data check {data} {slice} --json "$out/check.json" --html "$out/check.html" || [ $? -eq 1 ]
-ogkd data split {data} {slice} {cases} \\
-  --out "$out/split.csv" --left-out "$out/left-out.csv"
-ogkd fit "$out/split.csv" {fit} --out "$out/model"
-{calibrate}
-ogkd evaluate "$out/model" "$out/split.csv" --split test --out "$out/evaluation.json"
-ogkd evaluate "$out/model" "$out/split.csv" --split test --report "$out/report.html"
-"""
+_FEW = 5  # test images of a class that say next to nothing about it
+_DONE = "already done"
 
 
 def start(
@@ -130,27 +118,21 @@ class _Start:
 
     def run(self) -> None:
         steps = {"Reading": self._read, "Checking": self._check, "Dividing": self._divide}
-        steps |= {"Choosing": self._choose, "Fitting": self._fit, "Calibrating": self._calibrate}
+        steps |= {"Fitting": self._fit, "Calibrating": self._calibrate}
         steps |= {"Evaluating": self._evaluate, "Report": self._report}
         for number, (name, step) in enumerate(steps.items(), 1):
-            self._step(f"[{number}/{len(steps)}] {name}", step)
+            typer.echo(f"{f'[{number}/{len(steps)}] {name}':18} {_one_line(step())}")
+            for note in self.notes:
+                typer.echo(f"{'':18} {_one_line(note)}")
+            self.notes.clear()
         for line in _summary(self.out):
             typer.echo(line)
 
-    def _step(self, title: str, step: Callable[[], str]) -> None:
-        if sys.stderr.isatty():
-            typer.echo(f"{title} ...\r", err=True, nl=False)  # the next line takes its place
-        result = step()
-        if sys.stderr.isatty():
-            typer.echo("\x1b[K", err=True, nl=False)
-        typer.echo(f"{title:18} {_one_line(result)}")
-        for note in self.notes:
-            typer.echo(f"{'':18} {_one_line(note)}")
-        self.notes.clear()
-
     @cached_property
     def grouping(self) -> Grouping:
-        return _grouping(self.options)
+        from ogkd.data.grouping import Grouping
+
+        return Grouping.parse(*(self.options[name] for name in ("cases", "slices", "slice")))
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -174,29 +156,13 @@ class _Start:
         return ogkd.read_dataset(self.out / "split.csv")
 
     def _read(self) -> str:
-        options = {**self.options, "data": _digest(self.dataset)}
+        """Note the options and what the data contains; other results are never continued."""
+        now = {**self.options, "data": _digest(self.dataset)}
         if (prompts := self.options["prompts"]) and Path(prompts).is_file():
-            options["texts"] = sha256_file(Path(prompts))
-        before = self._before()
-        self._refuse_other(options, before.get("options", options))
-        answers = before.get("answers", {}) if self.options["normal"] is None else {}
-        if before != (now := {"options": options, "answers": answers}):
-            write_json(self.out / "start.json", now)
-        self.options |= answers
-        return f"{len(self.dataset.cases)} images, {self.dataset.task.describe()}"
-
-    def _before(self) -> dict[str, Any]:
-        """What an earlier start into the same folder has noted."""
-        file = self.out / "start.json"
-        try:
-            return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-        except ValueError as error:
-            raise ConfigError(
-                f"{file} is damaged ({error}). Choose another folder.", argument="out"
-            ) from error
-
-    def _refuse_other(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Refuse to continue with the results of other data or options."""
+            now["texts"] = sha256_file(Path(prompts))
+        file, before = self.out / "start.json", {}
+        with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: as if it were new
+            before = dict(read_json(file))
         changed = [
             key
             for key in {**before, **now}
@@ -204,17 +170,14 @@ class _Start:
             and (self.out / ("check.json" if key in _OF_THE_CHECK else "model")).exists()
         ]
         if changed:
-            other = "; ".join(
-                f"the {key} changed"
-                if key in ("data", "texts")
-                else f"{key} was {before.get(key)} and is now {now.get(key)}"
-                for key in changed
-            )
             raise ConfigError(
-                f"{self.out} contains the results of another start: {other}. Nothing is "
-                "overwritten: choose another folder, or give the same data and options to resume.",
+                f"{self.out} contains the results of another start (other {', '.join(changed)}). "
+                "Choose another folder, or give the same data and options to resume.",
                 argument="out",
             )
+        if before != now:
+            write_json(file, now)
+        return f"{len(self.dataset.cases)} images, {self.dataset.task.describe()}"
 
     def _check(self) -> str:
         from ogkd.report import write_data_check
@@ -241,8 +204,12 @@ class _Start:
         self.notes += division_notes(division)
         if division.left_out:
             self.notes.append(f"What is left out, and why: {left}")
-        if self.ask:
-            self._questions(division)
+        used = len(division.dataset.cases)
+        if self.ask and division.left_out:
+            while self.notes:
+                say(f"  {_one_line(self.notes.pop(0))}")
+            if not typer.confirm(f"Continue with the other {used} images?", True):
+                raise Interrupted("Stopped. Fix the data and start again with another --out.")
         write_new(left, left_out_text(division, self.out))
         write_new(file, table_text(division.dataset, self.out))
         parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}
@@ -257,35 +224,6 @@ class _Start:
                 "results look better than they are."
             )
         return f"{', '.join(sizes)}; {by}"
-
-    def _questions(self, division: Division) -> None:
-        from ogkd.data.names import normal_labels
-
-        while self.notes:
-            say(f"  {_one_line(self.notes.pop(0))}")
-        used, names = len(division.dataset.cases), division.dataset.names
-        if division.left_out and not typer.confirm(f"Continue with the other {used} images?", True):
-            raise Interrupted("Stopped. Fix the data and start again with another --out.")
-        if "normal" in division.dataset.task.no_option:
-            return
-        if self.options["normal"] is None and not normal_labels(names, None):
-            wanted = typer.prompt(
-                f"Which of {', '.join(names)} mean 'nothing found'? Names separated by commas, or "
-                "Enter for none",
-                default="",
-                show_default=False,
-            )
-            answer = opt.split_list(wanted)
-            normal_labels(names, answer)  # refuses an unknown name
-            self.options["normal"] = answer
-            write_json(self.out / "start.json", {**self._before(), "answers": {"normal": answer}})
-
-    def _choose(self) -> str:
-        backbone, method = self.options["backbone"], self.options["method"]
-        if (self.out / "model").is_dir():
-            return _DONE
-        chosen = "chosen by the images" if backbone == "auto" else Path(backbone).name
-        return f"method {method} (`ogkd methods` lists others); backbone: {chosen}"
 
     def _fit(self) -> str:
         from ogkd.cli.fit import fetch_now
@@ -312,30 +250,18 @@ class _Start:
         return f"{card.method} on {name} learned from {count} {self.grouping.unit}s -> {folder}"
 
     def _calibrate(self) -> str:
-        from ogkd.evaluation.calibrate import FEWEST
         from ogkd.model.calibration import CALIBRATION
 
         file = self.out / "model" / CALIBRATION
         if file.is_file():
             return _DONE
-        val = [case for case in self.divided.cases if case.split == "val"]
-        unit, count = self.grouping.unit, len(self.grouping.merge(val))
-        if count < FEWEST:
-            return (
-                f"skipped: {count} {unit}s to calibrate on; with "
-                f"{FEWEST - count} more there would be calibrated probabilities and sets "
-                "with 90 % coverage."
-            )
         try:
             model = ogkd.load(self.out / "model", calibrated=False)
             calibration = ogkd.calibrate(model, self.divided, split="val", say=self.notes.append)
         except DataError as error:
             return f"skipped: {error}"
         calibration.write(file)
-        what = ""
-        if not model.task.affine:
-            what = f", temperature {calibration.questions[0].temperature:.3f}"
-        return f"on {calibration.cases} {unit}s{what}"
+        return f"on {calibration.cases} {self.grouping.unit}s"
 
     @cached_property
     def evaluation(self) -> tuple[Classifier, LabelledPredictions, Evaluation]:
@@ -357,7 +283,6 @@ class _Start:
         from ogkd.report import write_report
 
         file = self.out / "report.html"
-        write_new(self.out / "commands.sh", _commands(self.data, self.out, self.options))
         if file.is_file():
             return _DONE
         # Of the division: what leaks between its parts. No file is read again.
@@ -368,15 +293,6 @@ class _Start:
         dataset = ogkd.read_dataset(self.out / "split.csv")
         write_report(file, model, dataset, judged, command=command, audit=audit, result=result)
         return f"-> {file}"
-
-
-_DONE = "already done"
-
-
-def _grouping(options: Mapping[str, Any]) -> Grouping:
-    from ogkd.data.grouping import Grouping
-
-    return Grouping.parse(options["cases"], options["slices"], options["slice"])
 
 
 def _digest(dataset: Dataset) -> str:
@@ -395,33 +311,6 @@ def _one_line(words: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in words)
 
 
-def _commands(data: Path, out: Path, options: Mapping[str, Any]) -> str:
-    """The script for a start with these options, whose model is in `out`."""
-    from ogkd.model.calibration import CALIBRATION
-    from ogkd.model.card import ModelCard
-    from ogkd.model.classifier import CARD
-
-    used = {**options, "backbone": ModelCard.read(out / "model" / CARD).backbone.name}
-    words: list[str] = []
-    keys = ("backbone", "method", "prompts", "slice", "cases", "slices", "normal")
-    for key in keys:
-        values = used[key] if isinstance(used[key], list) else [used[key]]
-        words += [
-            word for value in values if value is not None for word in (f"--{key}", str(value))
-        ]
-    calibrate = 'ogkd calibrate "$out/model" "$out/split.csv" --split val'
-    if not (out / "model" / CALIBRATION).is_file():
-        calibrate = f"# too few images: {calibrate}"
-    rule, cases = _grouping(options).representative.slice, options["cases"]
-    return _SCRIPT.format(
-        data=shlex.quote(_anywhere(str(data))),
-        slice="" if rule is None else f"--slice {shlex.quote(str(rule))}",
-        cases="" if cases is None else f"--cases {shlex.quote(cases)}",
-        fit=shlex.join(words),
-        calibrate=calibrate,
-    )
-
-
 def _anywhere(name: str) -> str:
     """A name as it is; a path that exists so that it can be used from other folders."""
     path = home(name)
@@ -438,5 +327,5 @@ def _summary(out: Path) -> Iterator[str]:
     yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
     yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
     yield "  split.csv       which image was learned from, calibrated on, tested on"
-    yield "  model           the model; commands.sh: the single commands that make all this"
+    yield "  model           the model"
     yield f"Next:  ogkd predict {shlex.quote(str(out / 'model'))} NEW_IMAGES > out.csv"

@@ -143,7 +143,7 @@ def calibration_section(classifier: Classifier, calibration: Calibration) -> Sec
         )
         return Section(f"Calibrated on {cases}", lines)
     rows = []
-    limits = calibration.limits(task)
+    limits = calibration.limits()
     for name, question, limit in zip(task.names, calibration.questions, limits, strict=True):
         absent, present = map(len, question.scores)
         shown = (f"{100 * limit[1]:.1f}", f"{100 * (1 - limit[0]):.1f}")

@@ -39,7 +39,7 @@ from ogkd.evaluation.sections import (
 from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
-from ogkd.model.engine_note import engine_note
+from ogkd.model.decide import engine_note
 from ogkd.model.support_sets import SupportSets
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -298,9 +298,9 @@ def _sets(
     def measure(wanted: float) -> dict[str, Any]:
         if calibration is not None:
             calibration.require_sets(wanted)
-            members = judged.task.plausible(p, calibration.limits(judged.task, wanted))
+            members = judged.task.plausible(p, calibration.limits(wanted))
         elif support_sets is not None:
-            members = support_sets.sets(judged.features, coverage=wanted)
+            members = support_sets.members(p, judged.features, wanted)
         hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {

@@ -80,7 +80,7 @@ def evaluate_findings(
     )
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
-        limits = calibration.limits(judged.task)
+        limits = calibration.limits()
         plausible = judged.task.plausible(p, limits)
     words = np.array([answer.verdicts for answer in judged.task.answers(p, plausible)])  # [N, F]
     each = {}

@@ -146,7 +146,7 @@ def predict_labelled(
     encode = partial(stored_batches, store, deep=classifier.deep)
     with progress_bar("Predicting", len(cases)) as bar:
         for decision in Decider(classifier).decide(cases, encode):
-            decisions.append(replace(decision, image_logits=None, weights=None))
+            decisions.append(decision)
             bar.advance()
     foreign = Counter(decision.out_of_domain for decision in decisions)[True]
     if warning := domain_warning(foreign, len(decisions)):

@@ -9,8 +9,7 @@ from ogkd.export.graph import INPUT, exported_poolings
 from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION, PoolingCard
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
-from ogkd.model.engine_note import engine_note
+from ogkd.model.decide import Decider, engine_note
 from ogkd.model.policy import Policy
 
 KEY = "ogkd"  # of the JSON in the file's metadata

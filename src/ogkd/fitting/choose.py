@@ -10,11 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ogkd.backbones import Backbone, catalog, load_backbone
-from ogkd.backbones.builtin import (
-    domain_warning,
-    is_builtin,
-    mostly_strange,
-)
+from ogkd.backbones.builtin import domain_warning, is_builtin, mostly_strange
 from ogkd.backbones.engines import with_engine
 from ogkd.backbones.hub import present_backbones
 from ogkd.errors import BackboneError, DataError
@@ -62,13 +58,10 @@ def choose_backbone(images: Sequence[ImageRef], *, say: Callable[[str], None] | 
     name = best_present()
     if name is None:
         size = (catalog()[BEST].size or 0) / 1e9
-        about = "these images are not the phantoms that the built-in model knows, and "
-        start = f"No backbone was named: {about if images else ''}no other backbone is"
         raise NoRealBackbone(
-            f"{start} on this machine. Fetch one, once, with a network: `ogkd backbones fetch "
-            f"{BEST}` ({size:.1f} GB), or pass the folder of a model that you have. To try out "
-            "the commands without it, name the backbone 'builtin': its results mean nothing on "
-            "real images.",
+            "The built-in model knows only phantoms, and no other backbone is on this machine. "
+            f"Fetch one, once, with a network: `ogkd backbones fetch {BEST}` ({size:.1f} GB), or "
+            "pass the folder of a model that you have.",
             argument="backbone",
         )
     if say is not None:

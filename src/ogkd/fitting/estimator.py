@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
 from ogkd.data.case import Case, Dataset, case_numbers, images_of
@@ -42,15 +41,12 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
 
     `X` is a sequence of images of the kinds that `Classifier.predict` takes: files, bytes of
     files, arrays, tensors or PIL images; an array [N, H, W] or [N, H, W, 3] works too. `y` are
-    labels of any kind.
+    labels of any kind, or [N, F] whether an image shows each finding (1 or 0; -1 or NaN: unknown).
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
 
-    Several images may share one answer (a case: an exam, a volume). Then either an item of `X` is a
-    list of images, and `y` has a label for each item; or `groups` names the case of each image, in
-    `fit`, `predict`, `predict_proba` and `score`, `y` has a label for each image, and answers are
-    one for each case, in the order in which cases first appear; or, with `slices`, an item of `X`
-    is a volume.
+    Several images may share one answer (a case: an exam, a volume). Then an item of `X` is a list
+    of images or, with `slices`, a volume.
 
     Single settings of the method are parameters too: `settings__alpha` for `GridSearchCV`, and
     `settings__train__epochs` for the setting train.epochs.
@@ -70,8 +66,8 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         for name, value in given.arguments.items():
             setattr(self, name, value)
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> OGKDClassifier:
-        """Learn from images X and their labels y; `groups` are the cases of the images."""
+    def fit(self, X: Any, y: Any) -> OGKDClassifier:
+        """Learn from images X and their labels y."""
         items, labels = _listed(X), np.asarray(y)
         if labels.ndim not in (1, 2) or len(labels) != len(items):
             raise DataError(
@@ -80,11 +76,15 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             )
         encode = self._encode_findings if labels.ndim == 2 else self._encode_classes
         task, targets = encode(labels)
+        options = {name: getattr(self, name) for name in _SHARED}
+        if any(isinstance(item, list | tuple) for item in items):
+            options["cases"] = _COLUMN
         with _files(items) as files:
-            cases = _cases(files, groups, targets)
-            options = {name: getattr(self, name) for name in _SHARED}
-            if groups is not None or any(isinstance(item, list | tuple) for item in items):
-                options["cases"] = _COLUMN
+            cases = [
+                Case.single(image, target, columns={_COLUMN: str(row)})
+                for row, (images, target) in enumerate(zip(files, targets, strict=True))
+                for image in images
+            ]
             self.model_ = fit_request(FitRequest(Dataset(tuple(cases), task), **options))
         if lost := set(task.names) - set(self.model_.class_names):
             raise DataError(
@@ -102,66 +102,42 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         return OneOf(names), numbers.tolist()
 
     def _encode_findings(self, labels: NDArray[Any]) -> tuple[Task, list[Target]]:
-        """Labels [N, F]: whether an image shows each finding (1 or 0), -1 or NaN if unknown."""
-        targets = _finding_targets(labels)
+        try:
+            values = np.nan_to_num(labels.astype(np.float64), nan=-1)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
+        if not values.shape[1] or not np.isin(values, (1, 0, -1)).all():
+            raise DataError("Findings are 1, 0 or -1 (unknown), but y has other values or none.")
         names = self._names(np.arange(labels.shape[1]))
         self.classes_ = [np.array([0, 1])] * len(names)
-        return Findings(names), targets
+        return Findings(names), [tuple(map(int, row)) for row in values]
 
-    def predict_proba(
-        self, X: Any, groups: Any = None
-    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Probabilities [N, C] of the classes, in the order of `classes_`; of cases, [B, C].
+    def predict_proba(self, X: Any) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Probabilities [N, C] of the classes, in the order of `classes_`.
 
         Of several findings, a list with [N, 2] for each: that it is absent, and present.
         """
-        p = self._probabilities(X, groups)
+        p = self._probabilities(X)
         if not isinstance(self.classes_, list):
             return p
         return [np.stack([1 - column, column], axis=1) for column in p.T]
 
-    def _probabilities(self, X: Any, groups: Any) -> NDArray[np.float32]:
-        check_is_fitted(self, "model_")
-        grouping = self.model_.card.grouping
-        with _files(_listed(X)) as files:
-            cases = grouping.expand(_joined(_cases(files, groups, None)))
-            store = FeatureStore(self.model_.backbone)
-            features = store.get(images_of(cases), deep=self.model_.deep).rows[:, 0]
-        return self.model_.probabilities(features, torch.from_numpy(case_numbers(cases)))
-
-    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
-        """The accuracy; with `groups`, the share of cases with the right answer."""
-        if groups is not None:
-            y = self._case_labels(np.asarray(y), _listed(X), groups)
-        predictions = self.predict(X, groups) if groups is not None else self.predict(X)
-        return float(accuracy_score(y, predictions, sample_weight=sample_weight))
-
-    def _case_labels(self, y: NDArray[Any], items: list[Any], groups: Any) -> NDArray[Any]:
-        """The label of each case by those of its images, as a fit understands them."""
-        check_is_fitted(self, "model_")
-        several = isinstance(self.classes_, list)
-        if y.ndim != 1 + several or len(y) != len(items):
-            raise DataError(f"There are {len(items)} images, but labels of shape {y.shape}.")
-        task: Task
-        targets: list[Target]
-        if several:
-            task, targets = self.model_.task, _finding_targets(y)
-        else:
-            values, numbers = np.unique(y, return_inverse=True)
-            texts, normal = self.class_names or {}, self.model_.card.normal
-            known = [n for n, v in enumerate(values.tolist()) if texts.get(v, v) in normal]
-            task, targets = OneOf(tuple(map(str, values)), tuple(known)), numbers.tolist()
-        refs = [[ImageRef(Path(f"{row}.png"))] for row in range(len(items))]
-        merged = Grouping.parse(_COLUMN).merge(_cases(refs, groups, targets), task)
-        labels = task.labels([case.target for case in merged])
-        return labels if several else np.asarray(values[labels])
-
-    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """The most probable label of each image or case; of several findings [N, F], 1 from 0.5."""
-        p = self._probabilities(X, groups)
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable label of each item; of several findings [N, F], 1 from 0.5."""
+        p = self._probabilities(X)
         if isinstance(self.classes_, list):
             return (p >= 0.5).astype(np.int64)
         return np.asarray(self.classes_[p.argmax(axis=1)])
+
+    def _probabilities(self, X: Any) -> NDArray[np.float32]:
+        check_is_fitted(self, "model_")
+        grouping = Grouping(slices=self.model_.card.grouping.slices)
+        with _files(_listed(X)) as files:
+            cases = [Case(str(row), tuple(images)) for row, images in enumerate(files)]
+            cases = grouping.expand(cases)
+            store = FeatureStore(self.model_.backbone)
+            features = store.get(images_of(cases), deep=self.model_.deep).rows[:, 0]
+        return self.model_.probabilities(features, torch.from_numpy(case_numbers(cases)))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with `deep` also every setting of the method, as settings__NAME."""
@@ -179,21 +155,19 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         """Set parameters; settings__NAME is one setting, settings__train__epochs a nested one."""
         plain = {name: value for name, value in params.items() if not name.startswith(_SETTING)}
         super().set_params(**plain)
-        if nested := {
+        nested = {
             name.removeprefix(_SETTING).replace("__", "."): value
             for name, value in params.items()
             if name not in plain
-        }:
-            if self.method in METHODS:
-                known = dict(flatten(METHODS[self.method].Config().model_dump(), "."))
-                for name in nested:
-                    if name not in known:
-                        raise ConfigError(
-                            f"{self.method} has no setting '{name}'.{did_you_mean(name, known)} "
-                            f"Settings of {self.method}: {', '.join(known)}.",
-                            argument="settings",
-                        )
-            # A new mapping: clones share the old one.
+        }
+        known = dict(flatten(METHODS[self.method].Config().model_dump(), ".")) if nested else {}
+        if unknown := [name for name in nested if name not in known]:
+            raise ConfigError(
+                f"{self.method} has no setting '{unknown[0]}'.{did_you_mean(unknown[0], known)} "
+                f"Settings of {self.method}: {', '.join(known)}.",
+                argument="settings",
+            )
+        if nested:  # a new mapping: clones share the old one
             self.settings = dict(flatten(self.settings or {}, ".")) | nested
         return self
 
@@ -261,18 +235,6 @@ OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 )
 
 
-def _finding_targets(labels: NDArray[Any]) -> list[Target]:
-    """Labels [N, F] as targets."""
-    try:
-        values = np.nan_to_num(labels.astype(np.float64), nan=-1)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
-    if not labels.shape[1] or (invalid := set(np.unique(values).tolist()) - {1.0, 0.0, -1.0}):
-        shown = f"{min(invalid):g}" if labels.shape[1] else "no column"
-        raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {shown}.")
-    return [tuple(map(int, row)) for row in values]
-
-
 def _listed(X: Any) -> list[Any]:
     """X as a list of images; anything that is not a sequence of images is refused."""
     if is_one_image(X):
@@ -281,29 +243,6 @@ def _listed(X: Any) -> list[Any]:
     if not images:
         raise DataError("X contains no image.")
     return images
-
-
-def _cases(
-    files: Sequence[Sequence[ImageRef]], groups: Any, targets: Sequence[Target] | None
-) -> list[Case]:
-    """A case for each image, with the column that says which belong together."""
-    names = [str(row) for row in range(len(files))]
-    if groups is not None:
-        given = np.asarray(groups, dtype=object).tolist()
-        if len(given) != len(files):
-            raise DataError(f"There are {len(files)} images, but {len(given)} groups.")
-        if any(name is None or name != name for name in given):
-            raise DataError("Some images have no group. Name the case of each image, or drop them.")
-        names = [str(name) for name in given]
-    return [
-        Case.single(image, -1 if targets is None else targets[row], columns={_COLUMN: names[row]})
-        for row, images in enumerate(files)
-        for image in images
-    ]
-
-
-def _joined(cases: Sequence[Case]) -> list[Case]:
-    return Grouping.parse(_COLUMN).merge(cases)
 
 
 @contextlib.contextmanager

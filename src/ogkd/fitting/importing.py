@@ -19,6 +19,8 @@ from ogkd.methods import PAPER, TextHead, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 
+_EXPECTED = "Give a file like model.pth.tar-100, as the released code saved it."
+
 
 def import_context(
     path: str | Path,
@@ -29,13 +31,9 @@ def import_context(
 ) -> Classifier:
     """A classifier from `prompt_learner.ctx` of a released checkpoint."""
     path = Path(path)
-    names = tuple(name.replace("_", " ").strip() for name in class_names)
-    if len(names) < 2 or "" in names or len({name.casefold() for name in names}) < len(names):
-        raise ConfigError(
-            "Give at least two different class names, in the order of the labels, but got: "
-            f"{', '.join(class_names) or 'none'}."
-        )
-    names = read_class_names(names)
+    names = read_class_names([name.replace("_", " ").strip() for name in class_names])
+    if len(names) < 2:
+        raise ConfigError(f"A model needs at least two classes, but got {len(names)}.")
     context = _read_context(path)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=device)
@@ -89,37 +87,21 @@ def _read_context(path: Path) -> Tensor:
         with torch.serialization.safe_globals(_STAND_INS):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can fail in any way
-        raise _refusal(path, error) from error
+        # torch's own message advises to load the file unsafely: only the culprit's name is of use.
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"contains code ({code[1]}), which is not loaded" if code else "is damaged"
+        raise ConfigError(f"{path} {what}. {_EXPECTED}") from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
-    if not isinstance(state, dict):
-        raise ConfigError(
-            f"{path} contains no table of tensors. Give a file like model.pth.tar-100."
-        )
-    contexts = [state[key] for key in ("prompt_learner.ctx", "ctx") if key in state]
-    if not contexts or not isinstance(contexts[0], Tensor):
-        known = ", ".join(sorted(map(str, state))[:8]) or "nothing"
-        raise ConfigError(f"{path} contains no 'prompt_learner.ctx'. It contains: {known}.")
-    context = contexts[0].detach()
-    plain = context.layout is torch.strided and not context.is_meta and not context.is_nested
-    if not plain or not context.is_floating_point():
-        raise ConfigError(
-            f"The context in {path} is not a plain tensor of floating-point numbers "
-            f"({context.layout}, {context.dtype}). Give a file as the released code saved it."
-        )
-    context = context.float()
+    state = state if isinstance(state, dict) else {}
+    context = state.get("prompt_learner.ctx", state.get("ctx"))
+    if (
+        not isinstance(context, Tensor)
+        or context.layout is not torch.strided
+        or context.is_meta
+        or not context.is_floating_point()
+    ):
+        raise ConfigError(f"{path} contains no table of numbers 'prompt_learner.ctx'. {_EXPECTED}")
+    context = context.detach().float()
     if not bool(torch.isfinite(context).all()):
         raise ConfigError(f"The context in {path} is not finite: its training had failed.")
     return context
-
-
-def _refusal(path: Path, error: Exception) -> ConfigError:
-    # torch's own message advises to load the file unsafely: only the culprit's name is of use.
-    named = re.search(r"GLOBAL (\S+)", str(error))
-    trouble = (
-        f"contains code ({named[1]}), which is not loaded"
-        if named
-        else "is damaged, or not a checkpoint of tensors"
-    )
-    return ConfigError(
-        f"{path} {trouble}. Give a file like model.pth.tar-100, as the released code saved it."
-    )

@@ -1,4 +1,4 @@
-"""The one way from a request to a classifier: prepare, train, keep."""
+"""The one way from a request to a classifier: prepare, train, keep; and one from names alone."""
 
 from __future__ import annotations
 
@@ -8,25 +8,32 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from ogkd import plugins
-from ogkd.data.case import images_of
+from ogkd.backbones import Backbone
+from ogkd.data.case import Dataset, images_of
+from ogkd.data.names import normal_labels
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import fail_if_locked, folder_atomically, storage_errors, write_text
 from ogkd.fitting.cases import learn
-from ogkd.fitting.prepare import Prepared, prepare
-from ogkd.fitting.request import FitRequest
-from ogkd.methods import TrainingFolder, refuse_diverged
+from ogkd.fitting.choose import backbone_for
+from ogkd.fitting.prepare import Drawn, Prepared, bank_of, prepare, text_sides
+from ogkd.fitting.request import FitRequest, Prompts
+from ogkd.images import ImageRef
+from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import BackboneCard, ModelCard, PoolingCard, versions
 from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
 from ogkd.model.load import load
+from ogkd.prompts.templates import require_classes
 
 P = ParamSpec("P")
+_ZERO_SHOT = "zero-shot-ensemble"
 
 
 def fit_request(request: FitRequest) -> Classifier:
@@ -78,31 +85,25 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
     """
     request = prepared.request
     try:
-        old = ModelCard.read(folder / CARD)
+        changed = _differences(ModelCard.read(folder / CARD), _card(prepared))
     except ConfigError:
         return None  # nothing there, or damaged
-    new = _card(prepared)
-    changed = _differences(old, new)
     if request.on_error == "skip" and not (folder / SKIPPED).is_file():
         changed.append("handling of unreadable files")  # the list of skipped files is missing
-    calibrated = (folder / CALIBRATION).exists()
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
             model = load(folder, backbone=prepared.backbone)
             request.note(f"{request.out} is already fitted with these options: nothing to do.")
             return model
-    if calibrated and changed and not request.restart:
+    if changed and not request.restart and (folder / CALIBRATION).exists():
         raise ConfigError(
             f"{request.out} contains a calibrated model, fitted with other {', '.join(changed)}. A "
             "new fit would delete it and its calibration. Choose another folder, or ask for a "
-            "restart, and calibrate the new model afterwards.",
+            "restart.",
             argument="restart",
         )
     why = f", which was fitted with other {', '.join(changed)}" if changed else ""
-    request.note(
-        f"Note: this fit replaces the model in {request.out}{why}."
-        + (" Its calibration is deleted with it: calibrate the new model." if calibrated else "")
-    )
+    request.note(f"Note: this fit replaces the model in {request.out}{why}.")
     return None
 
 
@@ -176,15 +177,10 @@ def _card(prepared: Prepared) -> ModelCard:
     request, method, task = prepared.request, prepared.method, prepared.task
     drawn, grouping = prepared.drawn, prepared.request.grouping
     # Images that settings were searched on are learned from too.
-    learns = method.needs_images or grouping.joins_images
-    used = [*drawn.support, *drawn.validation] if learns else []
+    joined = grouping.joins_images
+    used = [*drawn.support, *drawn.validation] if method.needs_images or joined else []
     content = [
-        (
-            case.fingerprint,
-            case.target,
-            case.name if grouping.joins_images else "",
-            case.image_targets,
-        )
+        (case.fingerprint, case.target, case.name if joined else "", case.image_targets)
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
@@ -245,3 +241,51 @@ def _log_lines(log: Path) -> str:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             kept[json.loads(line)["epoch"]] = line
     return "".join(f"{kept[epoch]}\n" for epoch in sorted(kept))
+
+
+def zero_shot(
+    classes: Sequence[str],
+    *,
+    backbone: str | Path | Backbone = FitRequest.backbone,
+    prompts: Prompts | None = None,
+    images: Sequence[str | Path | ImageRef] = (),
+    device: str = FitRequest.device,
+    engine: str = FitRequest.engine,
+    say: Callable[[str], None] | None = None,
+) -> Classifier:
+    """Make a classifier of the texts of classes; it learns from no image and is not calibrated.
+
+    Args:
+        classes: the names of at least two classes.
+        backbone: as for `fit`; "auto" looks at `images`, and without any takes a real backbone.
+        prompts: texts of the classes: a mapping, a JSON file or the name of a shipped bank
+            (default: templates).
+        images: some that the model is meant for.
+        device: where to compute: auto, cpu, cuda, cuda:1 or mps.
+        engine: how images are encoded: torch, bf16 or fp16.
+        say: receives short notes for the user.
+
+    Example:
+        >>> model = zero_shot(["benign mass", "malignant mass"], backbone="builtin")
+        >>> model.class_names
+        ('benign mass', 'malignant mass')
+    """
+    names = tuple(require_classes(classes))
+    if len(names) < 2:
+        raise ConfigError("Give at least two classes to choose between.", argument="classes")
+    task = OneOf(names, normal_labels(names, None))
+    request = FitRequest(
+        Dataset((), task),
+        backbone=backbone,
+        method=_ZERO_SHOT,
+        prompts=prompts,
+        device=device,
+        engine=engine,
+        say=say,
+    )
+    name, bank = bank_of(request, None, names)
+    loaded = backbone_for(request, [ImageRef.of(image) for image in images])
+    texts = text_sides(loaded, task, bank)
+    return train(
+        Prepared(request, make_method(_ZERO_SHOT), None, task, texts, Drawn([], []), bank=name)
+    )

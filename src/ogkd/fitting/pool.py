@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ogkd.data.case import Case
-from ogkd.errors import ConfigError, DataError, pluralize
+from ogkd.errors import DataError, pluralize
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import decode_ahead
 from ogkd.fitting.request import FitRequest
@@ -29,11 +30,6 @@ class Pool:
     images: list[ImageRef]
     rows: Tensor  # [U, d]
 
-    def some(self, kept: Sequence[bool]) -> Pool:
-        """Some of the images, by a mask."""
-        images = [ref for ref, keep in zip(self.images, kept, strict=True) if keep]
-        return Pool(images, self.rows[torch.tensor(kept, dtype=torch.bool)])
-
     @property
     def fingerprints(self) -> tuple[str, ...]:
         """The images by content and by pixels, in no order that means anything."""
@@ -48,8 +44,6 @@ def read_pool(
     given = request.unlabelled
     assert given is not None  # asked for by the caller
     paths = [given] if isinstance(given, str | Path) else list(given)
-    if any(str(path).strip() == "" for path in paths) or not paths:
-        raise ConfigError("The unlabelled images have no name.", argument="unlabelled")
     refs = [ref.sliced(request.grouping.slice) for ref in find_images(paths)]
     known = {mark for case in judged for mark in case.marks}
     kept: dict[str, ImageRef] = {}
@@ -85,39 +79,31 @@ def pool_for(
     request: FitRequest,
     pool: Pool,
     support: Sequence[Case],
-    known: SupportFeatures | None,
+    known: SupportFeatures,
     classes: int,
     width: int,
 ) -> Pool | None:
     """The images of the pool that this support can learn from; None, with a note, if too few."""
     labelled = {mark for case in support for mark in case.marks}
-    fresh = [not labelled & set(_marks(ref)) for ref in pool.images]
-    copies = len(fresh) - sum(fresh)
-    strange = 0
-    if known is not None and len(pool.images):
-        near = is_in_distribution(known, pool.rows.numpy(), width).tolist()
-        strange = sum(new and not close for new, close in zip(fresh, near, strict=True))
-        fresh = [new and close for new, close in zip(fresh, near, strict=True)]
-    left = _sentence(copies, strange)
-    usable = pool.some(fresh)
-    count = len(usable.images)
+    fresh = np.array([not labelled & set(_marks(ref)) for ref in pool.images], dtype=bool)
+    near = fresh
+    if len(fresh):
+        near = fresh & is_in_distribution(known, pool.rows.numpy(), width)
+    count, left_out = int(near.sum()), ""
+    if count < len(fresh):
+        left_out = (
+            f" Left out: {(~fresh).sum()} copies of labelled images, {fresh.sum() - count} unlike "
+            "the labelled images."
+        )
     if count < PER_CLASS * classes:
         request.note(
-            f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
-            f"{pluralize(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
+            f"Note: the unlabelled images are not used: {count} of {len(fresh)} can be, and "
+            f"{pluralize(classes, 'class')} need at least {PER_CLASS * classes}.{left_out}"
         )
         return None
-    request.note(f"Found {pluralize(count, 'unlabelled image')} to learn from.{left}")
-    return usable
-
-
-def _sentence(copies: int, strange: int) -> str:
-    parts = []
-    if copies:
-        parts.append(f"{copies} copies of labelled images")
-    if strange:
-        parts.append(f"{strange} unlike the labelled images")
-    return f" Left out: {', '.join(parts)}." if parts else ""
+    request.note(f"Found {pluralize(count, 'unlabelled image')} to learn from.{left_out}")
+    rows = np.flatnonzero(near)
+    return Pool([pool.images[row] for row in rows], pool.rows[torch.from_numpy(rows)])
 
 
 def _marks(image: ImageRef) -> tuple[str, str]:

@@ -101,9 +101,7 @@ def prepare(request: FitRequest) -> Prepared:
     dataset, judged, skipped = _training_data(request, named)
     for feature in dataset.task.needs:
         _require(method, feature, f"cannot learn {dataset.task.plural}, which this data lists")
-    name, bank = bank_of(request, named)
-    if note := fallback_note(dataset.names, bank):
-        request.note(f"Note: {note}")
+    name, bank = bank_of(request, named, dataset.names)
     drawn = draw(
         dataset,
         method,
@@ -114,8 +112,7 @@ def prepare(request: FitRequest) -> Prepared:
     )
     if scarce := shortfalls(dataset.task, drawn.support, request.shots):
         each = ", ".join(f"'{name}' {count}" for name, count in scarce.items())
-        unit = dataset.unit
-        request.note(f"Note: fewer than {request.shots} {unit}s, all of which are used: {each}.")
+        request.note(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
     require_files(drawn.support)
     backbone = backbone_for(request, list(dict.fromkeys(images_of(drawn.support))))
     prepared = Prepared(
@@ -141,9 +138,8 @@ def prepare(request: FitRequest) -> Prepared:
 
 
 def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Case]) -> Prepared:
-    request, method, task, drawn = (
-        prepared.request, prepared.method, prepared.task, prepared.drawn
-    )  # fmt: skip
+    request, method, task = prepared.request, prepared.method, prepared.task
+    drawn = prepared.drawn
     if request.grouping.joins_images:
         cases, note = without_blank(store, drawn.support)
         drawn = replace(drawn, support=cases)
@@ -153,13 +149,14 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
     pool = None
     try:
         support = make_support(method, store, task, drawn, request.seed)
-        kept = _support_features(store, task, drawn.support, deep=deep)
+        few = [replace(case, images=case.few) for case in drawn.support]
+        labels = task.labels([case.target for case in few for _ in case.images])
+        kept = SupportFeatures(whole_rows(store, few, deep=deep).numpy(), labels)
         if request.unlabelled is not None:
-            unlabelled = read_pool(request, store, deep=deep, judged=judged)
+            pool = read_pool(request, store, deep=deep, judged=judged)
             classes, width = len(task.names), store.backbone.embed_dim
-            pool = pool_for(request, unlabelled, drawn.support, kept, classes, width)
-            if pool is not None:
-                support = replace(support, unlabelled=pool.rows)
+            pool = pool_for(request, pool, drawn.support, kept, classes, width)
+            support = support if pool is None else replace(support, unlabelled=pool.rows)
         rows = torch.empty(len(support.labels), 0)
         if is_pooled(torch.from_numpy(case_numbers(drawn.support))):
             rows = whole_rows(store, drawn.support, deep=deep)
@@ -218,8 +215,13 @@ def draw(
         parts = [dataset.with_cases(cases).restrict(classes) for cases in (support, held)]
         task = parts[0].task
         support, held = (list(part.cases) for part in parts)
-    if method.needs_training:
-        _refuse_classes_without_images(task, support)
+    counts = task.support_counts([case.target for case in support])
+    empty = [name for name, count in zip(task.names, counts, strict=True) if not count]
+    if empty and method.needs_training:
+        raise DataError(
+            f"There is no image to learn from for: {', '.join(empty)}. Put at least one image of "
+            "each class in the training part, or remove the class."
+        )
     return Drawn(support, held)
 
 
@@ -243,9 +245,8 @@ def text_sides(
     absent = absent_bank(task.names, bank)
     sides = []
     for names, normal in zip(task.question_names(), task.question_normal(), strict=True):
-        known = dict(zip(task.names, texts, strict=True))
-        known |= {f"no {name}": row for name, row in zip(task.names, absent, strict=True)
-                  if f"no {name}" not in known}  # fmt: skip
+        known = {f"no {name}": row for name, row in zip(task.names, absent, strict=True)}
+        known |= dict(zip(task.names, texts, strict=True))
         prompts = tuple(tuple(known[name]) for name in names)
         sides.append(TextSide(backbone, names, prompts, normal))
     return sides
@@ -320,8 +321,9 @@ def _training_data(
         train, skipped = readable_cases(train, dataset.task)
         _, install = advice_once([file.reason for file in skipped])
         if skipped:
-            note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
-            request.note(f"{note}{pluralize(before, dataset.unit)} remain. {install}".rstrip())
+            remain = f"{len(train)} of {pluralize(before, dataset.unit)} remain"
+            note = f"Skipped {len(skipped)} file(s) that cannot be read; {remain}. {install}"
+            request.note(note.rstrip())
     return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
 
 
@@ -343,16 +345,19 @@ def _learnable(request: FitRequest, dataset: Dataset) -> Dataset:
 
 
 def bank_of(
-    request: FitRequest, named: Benchmark | None
+    request: FitRequest, named: Benchmark | None, names: Sequence[str]
 ) -> tuple[str | None, Mapping[str, Sequence[str]] | None]:
     """The name and the texts of the prompt bank that a request asks for."""
     prompts: Prompts | None = request.prompts
     dataset = None if named is None else named.name
     if prompts is None and dataset in shipped_banks():
         prompts = OURS
-    if not isinstance(prompts, str | Path):
-        return (None if prompts is None else "own texts"), prompts
-    return bank_name(prompts), read_bank(bank_file(prompts, dataset))
+    name = None if prompts is None else "own texts"
+    if isinstance(prompts, str | Path):
+        name, prompts = bank_name(prompts), read_bank(bank_file(prompts, dataset))
+    if note := fallback_note(names, prompts):
+        request.note(f"Note: {note}")
+    return name, prompts
 
 
 def default_preset(method: str, named: Benchmark | None = None) -> str | None:
@@ -362,31 +367,9 @@ def default_preset(method: str, named: Benchmark | None = None) -> str | None:
     return next((preset for preset in [*wanted, "auto"] if preset in known), None)
 
 
-def _support_features(
-    store: FeatureStore, task: Task, cases: Sequence[Case], *, deep: bool
-) -> SupportFeatures | None:
-    """Features of whole images, at most 8 of each case, with the labels of the cases."""
-    if not cases:
-        return None
-    few = [replace(case, images=case.few) for case in cases]
-    labels = task.labels([case.target for case in few for _ in case.images])
-    return SupportFeatures(whole_rows(store, few, deep=deep).numpy(), labels)
-
-
 def whole_rows(store: FeatureStore, cases: Sequence[Case], *, deep: bool) -> Tensor:
     """Features [N, w] of whole images."""
     return store.get(images_of(cases), deep=deep).rows[:, 0].float()
-
-
-def _refuse_classes_without_images(task: Task, cases: Sequence[Case]) -> None:
-    """A trained context needs an image of every class."""
-    counts = task.support_counts([case.target for case in cases])
-    names = [name for name, count in zip(task.names, counts, strict=True) if not count]
-    if names:
-        raise DataError(
-            f"There is no image to learn from for: {', '.join(names)}. Put at least one image of "
-            "each class in the training part, or remove the class."
-        )
 
 
 def _refuse_beyond_memory(method: Method, backbone: Backbone, images: int) -> None:
@@ -396,10 +379,9 @@ def _refuse_beyond_memory(method: Method, backbone: Backbone, images: int) -> No
         return
     grid = backbone.patch_grid[0] * backbone.patch_grid[1]
     needed = images * max(1, views) * grid * backbone.embed_dim * 2
-    free = psutil.virtual_memory().available
-    if needed > 0.8 * free:
+    if needed > 0.8 * psutil.virtual_memory().available:
         raise ConfigError(
             f"Patch features of {images} images with {max(1, views)} views need "
-            f"{needed / _GIB:.1f} GiB, but {free / _GIB:.1f} GiB are free. Use fewer shots, set "
-            "views to a smaller number, or set lambda_lgd to 0, which leaves the patch loss out."
+            f"{needed / _GIB:.1f} GiB, more than is free. Use fewer shots, set views to a smaller "
+            "number, or set lambda_lgd to 0, which leaves the patch loss out."
         )

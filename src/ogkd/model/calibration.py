@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ogkd.data.task import Array, Labels, Probabilities, Task, softmax
+from ogkd.data.task import Array, Labels, Masks, Probabilities, Task, softmax
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
 from ogkd.model.scaling import (
@@ -30,6 +29,7 @@ from ogkd.model.scaling import (
     conformal_limit,
     fit_odds,
     held_out_for_coverage,
+    held_out_for_sensitivity,
     justified_temperature,
     more_needed,
     split_units,
@@ -64,17 +64,17 @@ class Question(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.first_confidences) != len(self.first_correct):
+        held_out, classes = sum(map(len, self.scores)), len(self.counts)
+        if (
+            len(self.first_confidences) != len(self.first_correct)
+            or not len(self.confidences) == len(self.correct) == held_out
+            or sum(self.counts) != len(self.first_confidences) + held_out
+            or len(self.scores) != classes
+            or len(self.shift) not in (0, classes)
+        ):
             raise ValueError("lists of different length")
-        held_out = sum(map(len, self.scores))
-        if not len(self.confidences) == len(self.correct) == held_out:
-            raise ValueError("lists of different length")
-        if len(self.scores) != len(self.counts) or len(self.shift) not in (0, len(self.counts)):
-            raise ValueError("scores of another number of classes")
         if any(list(row) != sorted(row) for row in self.scores):
             raise ValueError("probabilities that are not in order")
-        if sum(self.counts) != len(self.first_confidences) + held_out:
-            raise ValueError("counts that do not add up")
         return self
 
     @classmethod
@@ -85,16 +85,17 @@ class Question(BaseModel):
         first: NDArray[np.bool_],
         keys: Sequence[str],
         *,
-        affine: bool,
+        shifted: bool,
         units: int,
     ) -> Question:
         """Fit on logits [N, C] of cases with labels [N]; those marked `first` fit the scale.
 
-        `units` counts independent cases, such as patients, among the first.
+        `shifted` fits a shift of log-odds, too; `units` counts independent cases, such as
+        patients, among the first.
         """
         shift: tuple[float, ...] = ()
         reason = None
-        if affine:
+        if shifted:
             scale, offset = fit_odds(logits[first, 1] - logits[first, 0], labels[first])
             shift = (0.0, offset)
         else:
@@ -107,7 +108,7 @@ class Question(BaseModel):
         fitted, rest = order[first[order]], order[~first[order]]
         classes = logits.shape[1]
         shares = p.astype(np.float64)
-        if affine:  # as `Findings.plausible` has it: equal ones must stay equal after rounding
+        if shifted:  # as `Findings.plausible` has it: equal ones must stay equal after rounding
             shares[:, 0] = 1 - shares[:, 1]
         scores = [np.sort(shares[~first & (labels == c), c]).tolist() for c in range(classes)]
         return cls(
@@ -147,13 +148,21 @@ class Question(BaseModel):
         """
         check_share("max_risk", max_risk)
         check_share("confidence", confidence)
+        tops, wrong = np.asarray(self.confidences), ~np.asarray(self.correct, bool)
         passed = None
         for threshold in self._proposals(max_risk):
-            if binomial_tail(*self._kept(threshold), max_risk) > 1 - confidence:
+            kept = tops >= threshold
+            if binomial_tail(kept.sum(), (kept & wrong).sum(), max_risk) > 1 - confidence:
                 break
             passed = threshold
         if passed is None:
-            raise self._no_threshold(max_risk, confidence)
+            raise ConfigError(
+                f"No threshold gives at most {100 * max_risk:g} % errors with "
+                f"{100 * confidence:g} % confidence: {wrong.sum()} of {len(wrong)} held-out "
+                "calibration images are wrong. Calibrate with more images, allow a larger risk, "
+                "or use a better model.",
+                argument="max_risk",
+            )
         return passed
 
     def _proposals(self, max_risk: float) -> list[float]:
@@ -169,38 +178,18 @@ class Question(BaseModel):
         best = int(np.flatnonzero(p_value == p_value.min())[-1])
         return [float(threshold) for threshold in falling[best:]]
 
-    def _kept(self, threshold: float) -> tuple[int, int]:
-        """How many of the other cases a threshold keeps, and how many of those are wrong."""
-        kept = np.asarray(self.confidences) >= threshold
-        return int(kept.sum()), int((kept & ~np.asarray(self.correct, bool)).sum())
-
-    def _no_threshold(self, max_risk: float, confidence: float) -> ConfigError:
-        goal = f"at most {100 * max_risk:g} % errors with {100 * confidence:g} % confidence"
-        # What the same model would need if more cases were like those that were seen.
-        growth = np.geomspace(1, 1000, 200)[:, None]
-        counts = np.array([self._kept(t) for t in sorted(set(self.confidences))])
-        kept, wrong = np.floor(counts[:, 0] * growth), np.ceil(counts[:, 1] * growth)
-        # A handful that happens to be right promises nothing: at least a tenth.
-        hopeful = (counts[:, 1] < max_risk * counts[:, 0]) & (counts[:, 0] >= counts[0, 0] / 10)
-        enough = ((binomial_tail(kept, wrong, max_risk) <= 1 - confidence) & hopeful).any(axis=1)
-        cases = sum(self.counts)
-        if not enough.any():
-            images, errors = counts[0]
-            return ConfigError(
-                f"No threshold gives {goal}: {errors} of {images} calibration images are wrong, "
-                "and hardly fewer among those that the model is sure of. Allow a larger risk, or "
-                "use a better model.",
-                argument="max_risk",
-            )
-        more = math.ceil(cases * growth[enough.argmax(), 0]) - cases
-        # Some threshold may just pass on these cases, but not one that the first third proposes.
-        more = max(more, math.ceil(cases / 4))
-        return ConfigError(
-            f"{cases} calibration images are too few to guarantee {goal}. About "
-            f"{more_needed(more)} if they are like these. Calibrate again with more images, or "
-            "allow a larger risk.",
-            argument="max_risk",
+    def limits(self, coverage: float, sensitivity: float | None, confidence: float) -> Array:
+        """The smallest plausible probability of each class [C], as in `Calibration.limits`."""
+        if not self.shift:
+            pooled = sorted(score for scores in self.scores for score in scores)
+            return np.full(len(self.scores), conformal_limit(pooled, coverage))
+        absent, present = self.scores
+        least = (
+            conformal_limit(present, coverage)
+            if sensitivity is None
+            else tolerance_limit(present, sensitivity, confidence)
         )
+        return np.array([conformal_limit(absent, coverage), least])
 
 
 class Calibration(BaseModel):
@@ -254,7 +243,7 @@ class Calibration(BaseModel):
             names = [key for key, keep in zip(keys, known, strict=True) if keep]
             questions.append(
                 Question.fit(
-                    z[known], answers[known], first[known], names, affine=task.affine, units=units
+                    z[known], answers[known], first[known], names, shifted=task.affine, units=units
                 )
             )
         cases = sorted(zip(keys, y.tolist(), strict=True))
@@ -274,8 +263,6 @@ class Calibration(BaseModel):
         rescaled = sum(question.applied for question in self.questions)
         return f"<Calibration on {self.cases} cases: {rescaled} of {len(self.questions)} rescaled>"
 
-    __str__ = __repr__
-
     @property
     def seen(self) -> frozenset[str]:
         """The calibration images by content and by pixels."""
@@ -283,7 +270,6 @@ class Calibration(BaseModel):
 
     def limits(
         self,
-        task: Task,
         coverage: float = COVERAGE,
         *,
         sensitivity: float | None = None,
@@ -299,44 +285,27 @@ class Calibration(BaseModel):
         check_share("coverage", coverage)
         wanted = self.sensitivity if sensitivity is None else sensitivity
         level = self.confidence if confidence is None else confidence
-        limits = []
-        for question in self.questions:
-            if not task.affine:
-                pooled = sorted(score for scores in question.scores for score in scores)
-                limits.append(np.full(len(question.scores), conformal_limit(pooled, coverage)))
-                continue
-            absent, present = question.scores
-            least = (
-                conformal_limit(present, coverage)
-                if wanted is None
-                else tolerance_limit(present, wanted, level)
-            )
-            limits.append(np.array([conformal_limit(absent, coverage), least]))
-        return limits
+        return [question.limits(coverage, wanted, level) for question in self.questions]
 
     def require_sets(self, coverage: float) -> None:
         """Raise unless there are cases enough for sets of that coverage."""
         check_share("coverage", coverage)
-        held_out, needed = self._held_out, held_out_for_coverage(coverage)
-        if held_out < needed:
+        needed = held_out_for_coverage(coverage)
+        if missing := self.missing(needed):
             raise ConfigError(
                 f"Sets that contain the true class with {100 * coverage:g} % probability need at "
-                f"least {needed} calibration images beside those that fit the scale, but there are "
-                f"{held_out}: at least {more_needed(self.missing(needed))}. Calibrate again with "
-                "more images, or ask for less coverage.",
+                f"least {needed} calibration images beside those that fit the scale: at least "
+                f"{more_needed(missing)}. Calibrate again with more images, or ask for less "
+                "coverage.",
                 argument="coverage",
             )
-
-    @property
-    def _held_out(self) -> int:
-        return max(len(question.confidences) for question in self.questions)
 
     def missing(self, held_out: int) -> int:
         """How many more cases it takes, at the least, until so many do not fit the scale.
 
         Whole patients go to one side, so with patients it may take more.
         """
-        short = held_out - self._held_out
+        short = held_out - max(len(question.confidences) for question in self.questions)
         return max(short, cases_in_all(held_out) - self.cases) if short > 0 else 0
 
     @classmethod
@@ -358,6 +327,67 @@ class Calibration(BaseModel):
     def write(self, path: Path) -> None:
         """Write the file in one step."""
         write_json(path, sealed(self.model_dump(mode="json")), ours=True)
+
+
+class CalibratedSets:
+    """Prediction sets by the smallest plausible probabilities of a calibration."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        task: Task,
+        sensitivity: float | None = None,
+        confidence: float | None = None,
+    ) -> None:
+        """`sensitivity` and `confidence` replace what the calibration was made for."""
+        self.calibration, self.task = calibration, task
+        self.sensitivity = calibration.sensitivity if sensitivity is None else sensitivity
+        self.confidence = calibration.confidence if confidence is None else confidence
+        self._yes_or_no = any(question.shift for question in calibration.questions)
+
+    def limits(self, coverage: float) -> list[Array]:
+        """For each question, the smallest plausible probability of each class [C]."""
+        return self.calibration.limits(
+            coverage, sensitivity=self.sensitivity, confidence=self.confidence
+        )
+
+    def check(self, coverage: float) -> None:
+        """Raise unless there are cases enough for sets of that coverage.
+
+        Findings have no sets: where there are too few cases, they are unsure.
+        """
+        if self._yes_or_no:
+            self.limits(coverage)  # which checks the shares
+        else:
+            self.calibration.require_sets(coverage)
+
+    def members(self, p: Probabilities, features: NDArray[np.float32], coverage: float) -> Masks:
+        """The plausible classes of answers with probabilities p, as `Task.plausible`."""
+        return self.task.plausible(p, self.limits(coverage))
+
+    def notes(self, coverage: float) -> Iterator[str]:
+        """What is guaranteed of findings, and for which it cannot be."""
+        if not self._yes_or_no:
+            return
+        wanted = self.sensitivity
+        missed = f"{100 * (1 - (coverage if wanted is None else wanted)):g} %"
+        how = "" if wanted is None else f" (with {100 * self.confidence:g} % confidence)"
+        yield (
+            f"On images like those of the calibration, at most {missed} of the images with a "
+            f"finding are answered no{how}, and at most {100 * (1 - coverage):g} % of those "
+            "without it yes; others are unsure."
+        )
+        least = held_out_for_coverage(coverage)
+        needed = least if wanted is None else held_out_for_sensitivity(wanted, self.confidence)
+        for word, kind, column, number in (("no", "with", 1, needed), ("yes", "without", 0, least)):
+            counts = [len(question.scores[column]) for question in self.calibration.questions]
+            pairs = zip(self.task.names, counts, strict=True)
+            if lacking := [f"{name} ({count})" for name, count in pairs if count < number]:
+                yield (
+                    f"Note: '{word}' cannot be guaranteed, and is not answered, for: "
+                    f"{', '.join(lacking)}. It takes {number} held-out calibration images {kind} "
+                    "the finding; two thirds of the calibration images are held out."
+                )
 
 
 def _rescaled(logits: Array, scale: float, shift: Sequence[float]) -> Probabilities:

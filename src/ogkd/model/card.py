@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ogkd.backbones.base import Backbone
@@ -62,11 +61,9 @@ class BackboneCard(BaseModel):
     @property
     def short_name(self) -> str:
         """The name to show: a hub id as it is, of a folder only the last part of its path."""
-        parts = re.split(r"[/\\]", self.name.rstrip("/\\"))
-        # A hub id is owner/name; a path starts at a root, a drive, ~ or a dot, or goes deeper.
-        rooted = parts[0] == "" or parts[0].endswith(":") or parts[0].startswith(("~", "."))
-        is_path = rooted or len(parts) > 2 or "\\" in self.name
-        return parts[-1] if is_path else "/".join(parts)
+        path = re.split(r"[/\\]", self.name.rstrip("/\\"))
+        is_hub_id = len(path) == 2 and path[0] not in ("", ".", "..", "~")
+        return self.name if is_hub_id and "/" in self.name else path[-1]
 
 
 class PoolingCard(BaseModel):
@@ -130,13 +127,6 @@ class ModelCard(BaseModel):
             raise ValueError(f"a task or grouping that is not one ({error})") from None
         if len(self.support_counts) not in (0, len(task.names)):
             raise ValueError(f"{len(self.support_counts)} counts for {len(task.names)} names")
-        if self.poolings:
-            classes = [table.shape[1] for table in task.questions(np.zeros((1, len(task.names))))]
-            biases = [len(pooling.bias) for pooling in self.poolings]
-            if len(biases) != len(classes) or any(
-                bias not in (0, number) for bias, number in zip(biases, classes, strict=True)
-            ):
-                raise ValueError("poolings of other questions")
         return self
 
     def write(self, path: Path) -> None:

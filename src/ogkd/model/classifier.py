@@ -21,14 +21,13 @@ from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case, Dataset
 from ogkd.data.grouping import Grouping
 from ogkd.data.task import Task
-from ogkd.data.tasks import OneOf, require_classes
 from ogkd.errors import ConfigError, DataError, OgkdWarning, pluralize
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
 from ogkd.images import Images, image_refs
-from ogkd.methods import METHODS, Head, TextSide
+from ogkd.methods import METHODS, Head
 from ogkd.model.calibration import CALIBRATION, Calibration
-from ogkd.model.card import ModelCard, method_of
+from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.policy import Policy
@@ -61,24 +60,18 @@ class Classifier:
         self.poolings: tuple[Pooling, ...] = card.question_poolings
 
     def __repr__(self) -> str:
-        shown = [f"{name} ({count})" for name, count in self._learned_from]
-        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        names = f"{pluralize(len(shown), self.task.noun)} (images learned from)"
-        return f"<Classifier: {self._made}. {names}: {', '.join(shown[:_SHOWN])}{more}>"
-
-    @property
-    def _made(self) -> str:
-        """Method, backbone and calibration, in words."""
-        made = self.calibration
+        card, made = self.card, self.calibration
         state = "not calibrated" if made is None else f"calibrated on {made.cases} images"
-        return f"{self.card.method} on {self.card.backbone.short_name}, {state}"
-
-    @property
-    def _learned_from(self) -> list[tuple[str, int]]:
-        """Each class, and the number of its images that were learned from."""
-        method = METHODS.get(self.card.method)
-        counts = self.card.support_counts if method is None or method.needs_images else ()
-        return list(zip_longest(self.class_names, counts, fillvalue=0))  # type: ignore[arg-type]
+        method = METHODS.get(card.method)
+        counts = card.support_counts if method is None or method.needs_images else ()
+        pairs = list(zip_longest(self.class_names, counts, fillvalue=0))
+        shown = [f"{name} ({count})" for name, count in pairs[:_SHOWN]]
+        more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+        names = f"{pluralize(len(pairs), self.task.noun)} (images learned from)"
+        return (
+            f"<Classifier: {card.method} on {card.backbone.short_name}, {state}. "
+            f"{names}: {', '.join(shown)}{more}>"
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -148,11 +141,12 @@ class Classifier:
     def _decided(self, images: Cases) -> list[Decision]:
         """The decisions about cases, all of whose images must be readable."""
         decisions, bad = [], []
-        for decision in self.decide(images):  # features are not kept: there may be very many
-            decisions.append(replace(decision, features=None, image_logits=None))
+        for decision in self.decide(images):
             bad += [BadFile(image, reason) for image, reason in decision.errors]
-            if decision.error is not None and not decision.errors:  # it has no image
+            if decision.error is not None and not bad:  # it has no image
                 raise DataError(decision.error)
+            # Features are not kept: there may be very many.
+            decisions.append(replace(decision, features=None, images=()))
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
         if not decisions:
@@ -174,21 +168,6 @@ class Classifier:
         to their images.
         """
         return [str(decision.prediction) for decision in self._decided(images)]
-
-    def for_classes(
-        self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
-    ) -> Classifier:
-        """The same learned context for other classes, as base-to-novel asks."""
-        method = method_of(self.card)
-        require_classes(self.task, "Using other classes")
-        texts = prompts if prompts is not None else [[name] for name in class_names]
-        names = tuple(class_names)
-        task = OneOf(names, tuple(n for n, name in enumerate(names) if name in self.card.normal))
-        text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts), task.normal)
-        card = self.card.model_copy(
-            update={"asks": task.as_json(), "support_counts": (0,) * len(names), "poolings": ()}
-        )
-        return Classifier(self.backbone, method.head_for(self.head, text), card)
 
     def save(self, folder: str | Path) -> None:
         """Write the model folder, whole or not at all; only a model is ever replaced."""
@@ -234,22 +213,17 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
 def place_for_model(folder: str | Path) -> Path:
     """Where a model may be written: a new folder, an empty one, or a model to replace."""
     path = resolved(folder)
-    if path.exists() and not path.is_dir():
-        raise ConfigError(
-            f"{folder} is a file, not a model folder. Choose another folder.", argument="out"
-        )
-    if not path.is_dir():
-        return path
-    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    names = set()
+    if path.is_dir():
+        names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
     others = sorted(names - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
-    if others or (names and CARD not in names):
-        raise ConfigError(
-            f"{folder} exists and is not a model folder: it contains {', '.join(others[:5])}"
-            f"{', ...' if len(others) > 5 else ''}. Nothing was written. Choose another folder.",
-            argument="out",
-        )
-    if Path.cwd().is_relative_to(path):
-        raise ConfigError(
-            f"{folder} is the current folder. Name a folder inside it.", argument="out"
-        )
+    problem = ""
+    if path.exists() and not path.is_dir():
+        problem = "is a file, not a model folder"
+    elif others or (names and CARD not in names):
+        problem = f"exists and is not a model folder: it contains {', '.join(others[:5])}"
+    elif path.is_dir() and Path.cwd().is_relative_to(path):
+        problem = "is the current folder"
+    if problem:
+        raise ConfigError(f"{folder} {problem}. Choose another folder.", argument="out")
     return path

@@ -23,11 +23,9 @@ from ogkd.errors import ConfigError, pluralize
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
-from ogkd.model.calibration import COVERAGE, Calibration
-from ogkd.model.engine_note import engine_note
+from ogkd.model.calibration import COVERAGE, CalibratedSets, Calibration
 from ogkd.model.familiarity import Familiarity, can_judge
 from ogkd.model.policy import Policy, class_shares, reweighted
-from ogkd.model.scaling import held_out_for_coverage, held_out_for_sensitivity
 from ogkd.model.support_sets import SupportSets
 
 if TYPE_CHECKING:
@@ -40,11 +38,18 @@ _NEGLIGIBLE = 0.01  # weight below which an image has not decided the answer
 
 
 @dataclass(frozen=True)
-class ImageWeight:
-    """An image of a case, and its weight in the case's answer."""
+class SeenImage:
+    """One image of a case and what the model says of it alone; with an error, nothing is known."""
 
     image: ImageRef
-    weight: float
+    error: str | None = None  # why it could not be read
+    logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
+    unfamiliar: bool | None = None
+    out_of_domain: bool | None = None
+    weight: float = 0.0  # in the answer of its case
+    # What it was encoded to [d] and seen as; kept only until its case is decided:
+    features: Rows | None = field(default=None, repr=False, compare=False)
+    crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,22 @@ class Decision:
     unfamiliar: bool | None = None  # None: too few support images to tell
     out_of_domain: bool | None = None  # True: the backbone itself cannot know such images
     reasons: tuple[str, ...] = ()  # why a person should judge; empty if nothing speaks for it
-    errors: tuple[tuple[ImageRef, str], ...] = ()  # images that could not be read, and why
-    deciding: tuple[ImageWeight, ...] = ()  # the images that weigh most, the first most
+    images: tuple[SeenImage, ...] = ()
     logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
-    image_logits: Rows | None = field(default=None, repr=False, compare=False)  # [n, C]
-    weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
-    image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
-    features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
-    crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
+    features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of `image`
+    crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # of it, too
+
+    @property
+    def errors(self) -> tuple[tuple[ImageRef, str], ...]:
+        """Images that could not be read, and why."""
+        return tuple((seen.image, seen.error) for seen in self.images if seen.error is not None)
+
+    @property
+    def deciding(self) -> tuple[SeenImage, ...]:
+        """The images that weigh most in the answer, at most three, the first most."""
+        readable = [seen for seen in self.images if seen.error is None]
+        most = sorted(readable, key=lambda seen: -seen.weight)[:_DECIDING]
+        return tuple(seen for seen in most if seen is most[0] or seen.weight >= _NEGLIGIBLE)
 
     @property
     def image(self) -> ImageRef | None:
@@ -170,15 +183,17 @@ class Decider:
             self.notes.append(f"Probabilities are for these class frequencies: {shares}.")
         if policy.max_risk is not None:
             self.threshold = self._abstention_threshold(policy.max_risk)
-        self._limits: list[Array] | None = None
-        self.support_sets: SupportSets | None = None
+        self.sets: SupportSets | CalibratedSets | None = None
         try:
-            self._prepare_sets()
+            self.sets = self._prediction_sets()
         except ConfigError as error:
             if policy.coverage is not None or policy.sensitivity is not None:
                 raise
-            self._limits = self.support_sets = None  # none was requested: continue without
             self.notes.append(f"Note: there are no prediction sets. {error}")
+        if self.sets is not None:
+            self.notes += self.sets.notes(self.coverage)
+        elif classifier.calibration is None and "sensitivity" in task.guarantees:
+            self.notes.append("Note: the model is not calibrated: yes means 50 % or more.")
         if note := engine_note(classifier):
             self.notes.append(f"Note: {note}")
         self._familiarity = None
@@ -188,12 +203,12 @@ class Decider:
     @property
     def least_probability(self) -> list[Array] | None:
         """Smallest plausible probabilities of each question; None if sets do not rest on them."""
-        return None if self.support_sets is not None else self._limits
+        return self.sets.limits(self.coverage) if isinstance(self.sets, CalibratedSets) else None
 
     def _abstention_threshold(self, max_risk: float) -> float:
         confidence = self.policy.confidence
-        calibration = self._calibrated("max_risk")
-        threshold = calibration.questions[0].threshold(max_risk, confidence=confidence)
+        question = self._calibrated("max_risk").questions[0]
+        threshold = question.threshold(max_risk, confidence=confidence)
         self.notes.append(
             f"Abstaining if the probability is below {threshold:.4f}: with "
             f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
@@ -201,53 +216,36 @@ class Decider:
         )
         return threshold
 
-    def _prepare_sets(self) -> None:
-        """Sets from the support, where they hold for each class, or from the calibration."""
+    def _prediction_sets(self) -> SupportSets | CalibratedSets | None:
+        """Sets from the images learned from, or from the calibration; None: there are none.
+
+        Answers to the images learned from, held out in turn, give a temperature, but only an
+        estimate of sets: exact ones replace such a calibration once every class has images enough.
+        They hold for each class, so at all class frequencies, where a calibration's do not.
+        """
         calibration, policy = self.classifier.calibration, self.policy
-        self.support_sets = self._sets_from_support()
-        if self.support_sets is not None:
-            self.support_sets.check(self.coverage)
-            self.notes.append(self.support_sets.note(self.coverage))
-            return
-        if calibration is None:
+        sets: SupportSets | CalibratedSets | None = None
+        if calibration is None or self.prior is not None:
+            sets = SupportSets.of(self.classifier)
+        elif set(calibration.image_keys) <= set(self.classifier.card.support_images):
+            exact = SupportSets.of(self.classifier)
+            sets = exact if exact is not None and exact.holds(self.coverage) else None
+        if sets is None:
             for argument in ("coverage", "sensitivity"):
                 if getattr(policy, argument) is not None:
                     self._calibrated(argument)
-            if self.task.affine:
-                self.notes.append("Note: the model is not calibrated: yes means 50 % or more.")
-            return
-        if self.prior is not None:
-            raise ConfigError(
-                "A calibration guarantees sets for the class frequencies of its own images, not "
-                "for others.",
-                argument="coverage",
-            )
-        if not self.task.affine:
-            calibration.require_sets(self.coverage)
-        asked = policy.sensitivity is not None
-        self._limits = calibration.limits(
-            self.task,
-            self.coverage,
-            sensitivity=policy.sensitivity,
-            confidence=policy.confidence if asked else None,
-        )
-        if self.task.affine:
-            self.notes += self._finding_guarantees(calibration)
-
-    def _sets_from_support(self) -> SupportSets | None:
-        """Sets from the images learned from: without a calibration, or in place of one on them.
-
-        Answers to these same images, held out in turn, give a temperature, but only an estimate of
-        sets: exact ones replace it once every class has images enough. They hold for each class, so
-        at all class frequencies, where those of a calibration do not.
-        """
-        calibration = self.classifier.calibration
-        if calibration is None or self.prior is not None:
-            return SupportSets.of(self.classifier)
-        if set(calibration.image_keys) - set(self.classifier.card.support_images):
-            return None
-        sets = SupportSets.of(self.classifier)
-        return sets if sets is not None and sets.holds(self.coverage) else None
+            if calibration is None:
+                return None
+            if self.prior is not None:
+                raise ConfigError(
+                    "A calibration guarantees sets for the class frequencies of its own images, "
+                    "not for others.",
+                    argument="coverage",
+                )
+            confidence = None if policy.sensitivity is None else policy.confidence
+            sets = CalibratedSets(calibration, self.task, policy.sensitivity, confidence)
+        sets.check(self.coverage)
+        return sets
 
     def _calibrated(self, argument: str) -> Calibration:
         if self.classifier.calibration is None:
@@ -257,31 +255,6 @@ class Decider:
                 argument=argument,
             )
         return self.classifier.calibration
-
-    def _finding_guarantees(self, calibration: Calibration) -> Iterator[str]:
-        policy, coverage = self.policy, self.coverage
-        asked = policy.sensitivity is not None
-        wanted = policy.sensitivity if asked else calibration.sensitivity
-        level = policy.confidence if asked else calibration.confidence
-        missed = f"{100 * (1 - (coverage if wanted is None else wanted)):g} %"
-        how = "" if wanted is None else f" (with {100 * level:g} % confidence)"
-        yield (
-            f"On images like those of the calibration, at most {missed} of the images with a "
-            f"finding are answered no{how}, and at most {100 * (1 - coverage):g} % of those "
-            "without it yes; others are unsure."
-        )
-        least = held_out_for_coverage(coverage)
-        needed = least if wanted is None else held_out_for_sensitivity(wanted, level)
-        for word, column, number in (("no", 1, needed), ("yes", 0, least)):
-            counts = [len(question.scores[column]) for question in calibration.questions]
-            pairs = zip(self.task.names, counts, strict=True)
-            if lacking := [f"{name} ({count})" for name, count in pairs if count < number]:
-                kind = "with" if column else "without"
-                yield (
-                    f"Note: '{word}' cannot be guaranteed, and is not answered, for: "
-                    f"{', '.join(lacking)}. It takes {number} held-out calibration images {kind} "
-                    "the finding; two thirds of the calibration images are held out."
-                )
 
     def decide(
         self,
@@ -310,73 +283,69 @@ class Decider:
                 waiting.append(case)
                 yield from case.images
 
-        pending = _Pending()
+        seen: list[SeenImage] = []  # of the first case that waits
         for batch in (encode or from_files)(images()):
-            complete: list[tuple[Case, _Pending]] = []
-            for image in self._judged(batch, crops=keep):
-                complete += _without_images(waiting)
-                pending.add(image)
-                if pending.count == len(waiting[0].images):
-                    complete.append((waiting.popleft(), pending))
-                    pending = _Pending()
+            complete: list[tuple[Case, list[SeenImage]]] = []
+            for image in self._seen(batch, crops=keep):
+                while not waiting[0].images:  # which no batch will complete
+                    complete.append((waiting.popleft(), []))
+                seen.append(image)
+                if len(seen) == len(waiting[0].images):
+                    complete.append((waiting.popleft(), seen))
+                    seen = []
             yield from self._decided(complete)
-        yield from self._decided(list(_without_images(waiting)))
+        yield from self._decided([(case, []) for case in waiting])
 
-    def _judged(self, batch: EncodedBatch, *, crops: bool) -> Iterator[_Image]:
+    def _seen(self, batch: EncodedBatch, *, crops: bool) -> Iterator[SeenImage]:
         """Every image of a batch with what the model says of it alone."""
-        rows = logits = unfamiliar = foreign = None
-        features = batch.features
-        if features is not None:
-            rows = features.rows.detach().cpu().float().numpy()
+        if batch.features is not None:
+            rows = batch.features.rows.detach().cpu().float().numpy()
             logits = self.classifier.logits(rows)
             unfamiliar = self.unfamiliar(rows)
             foreign = self.classifier.backbone.out_of_domain(rows)
         row = 0
         for position, image in enumerate(batch.images):
             if position in batch.errors:
-                yield _Image(image, error=batch.errors[position])
+                yield SeenImage(image, error=batch.errors[position])
                 continue
-            assert rows is not None
-            assert logits is not None
-            yield _Image(
+            yield SeenImage(
                 image,
-                rows[row],
-                logits[row],
-                None if unfamiliar is None else bool(unfamiliar[row]),
-                None if foreign is None else bool(foreign[row]),
-                batch.crops[row] if crops and batch.crops is not None else None,
+                logits=logits[row],
+                unfamiliar=None if unfamiliar is None else bool(unfamiliar[row]),
+                out_of_domain=None if foreign is None else bool(foreign[row]),
+                features=rows[row],
+                crop=batch.crops[row] if crops and batch.crops is not None else None,
             )
             row += 1
 
-    def _decided(self, complete: Sequence[tuple[Case, _Pending]]) -> Iterator[Decision]:
+    def _decided(self, complete: Sequence[tuple[Case, list[SeenImage]]]) -> Iterator[Decision]:
         """Decisions for cases all of whose images have been seen."""
-        readable = [(case, images) for case, images in complete if images.readable]
-        answers: Iterator[tuple[Rows, Answer, Array]] = iter(())
-        if readable:
-            answers = self._answers([images for _, images in readable])
-        for case, images in complete:
-            if not images.readable:
-                yield Decision(case, errors=images.errors)
-                continue
-            logits, answer, weights = next(answers)
-            yield self._decision(case, images, logits, answer, weights)
+        readable = [[seen for seen in images if seen.error is None] for _, images in complete]
+        answers = self._answers([images for images in readable if images])
+        for (case, images), good in zip(complete, readable, strict=True):
+            if good:
+                yield self._decision(case, images, good, *next(answers))
+            else:
+                yield Decision(case, images=tuple(images))
 
-    def _answers(self, cases: Sequence[_Pending]) -> Iterator[tuple[Rows, Answer, Array]]:
+    def _answers(self, cases: Sequence[list[SeenImage]]) -> Iterator[tuple[Rows, Answer]]:
+        """Logits and the answer of each case, by its readable images."""
+        if not cases:
+            return
         model, task = self.classifier, self.task
-        number = np.repeat(np.arange(len(cases)), [len(case.readable) for case in cases])
-        z = torch.from_numpy(np.stack([i.logits for case in cases for i in case.readable]))
-        logits = case_logits(task, model.poolings, z, torch.from_numpy(number)).numpy()
+        number = torch.from_numpy(np.repeat(np.arange(len(cases)), list(map(len, cases))))
+        logits = case_logits(
+            task, model.poolings, _logits([seen for case in cases for seen in case]), number
+        ).numpy()
         p = task.probabilities(logits, model.calibration)
         if self.prior is not None:
             p = reweighted(p, self.prior)
-        features = np.stack([case.readable[0].features for case in cases])
+        features = np.stack([_features(case[0]) for case in cases])
         answers = task.answers(p, self.plausible(p, features))
         for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
-            image_logits = torch.from_numpy(np.stack([image.logits for image in case.readable]))
-            weights = image_weights(task, model.poolings, image_logits, answer.probabilities)
-            if self.support_sets is not None and len(case.readable) > 1:  # they rank single images
+            if isinstance(self.sets, SupportSets) and len(case) > 1:  # they rank single images
                 answer = replace(answer, plausible=None)
-            yield logits[row], answer, weights
+            yield logits[row], answer
 
     def unfamiliar(self, rows: Rows) -> NDArray[np.bool_] | None:
         """Which rows of features [N, d] are unlike those learned from; None: too few to tell."""
@@ -384,35 +353,36 @@ class Decider:
 
     def plausible(self, p: Probabilities, features: Rows) -> Masks | None:
         """Sets for probabilities p [N, C] of features [N, d]; None without a guarantee."""
-        if self.support_sets is not None:
-            return self.support_sets.sets(features, coverage=self.coverage)
-        return None if self._limits is None else self.task.plausible(p, self._limits)
+        return None if self.sets is None else self.sets.members(p, features, self.coverage)
 
     def _decision(
-        self, case: Case, images: _Pending, logits: Rows, answer: Answer, weights: Array
+        self,
+        case: Case,
+        images: Sequence[SeenImage],
+        readable: Sequence[SeenImage],
+        logits: Rows,
+        answer: Answer,
     ) -> Decision:
-        order = np.argsort(-weights, kind="stable")[:_DECIDING].tolist()
-        deciding = tuple(
-            ImageWeight(images.readable[n].image, float(weights[n]))
-            for n in order
-            if n == order[0] or weights[n] >= _NEGLIGIBLE
+        weights = image_weights(
+            self.task, self.classifier.poolings, _logits(readable), answer.probabilities
         )
-        first = images.readable[order[0]]
-        foreign = majority([image.out_of_domain for image in images.readable])
-        unfamiliar = majority([image.unfamiliar for image in images.readable])
+        first = readable[int(np.argsort(-weights, kind="stable")[0])]
+        weight = iter(weights.tolist())
+        foreign = majority([seen.out_of_domain for seen in readable])
         top = answer.probability
         decision = Decision(
             case,
             answer,
             abstain=None if self.threshold is None or top is None else top < self.threshold,
-            unfamiliar=foreign or unfamiliar,
+            unfamiliar=foreign or majority([seen.unfamiliar for seen in readable]),
             out_of_domain=foreign,
-            errors=images.errors,
-            deciding=deciding,
+            images=tuple(
+                seen
+                if seen.error is not None
+                else replace(seen, weight=next(weight), features=None, crop=None)
+                for seen in images
+            ),
             logits=logits,
-            image_logits=np.stack([image.logits for image in images.readable]),
-            weights=weights,
-            image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
             crop=first.crop,
         )
@@ -444,41 +414,30 @@ class Decider:
             yield f"{pluralize(len(decision.errors), 'image')} could not be read."
 
 
-@dataclass(frozen=True)
-class _Image:
-    """One encoded image; with an error, nothing else is known."""
-
-    image: ImageRef
-    features: Rows = field(default_factory=lambda: np.empty(0, np.float32))
-    logits: Rows = field(default_factory=lambda: np.empty(0, np.float32))
-    unfamiliar: bool | None = None
-    out_of_domain: bool | None = None
-    crop: NDArray[np.uint8] | None = None
-    error: str | None = None
+def _logits(images: Sequence[SeenImage]) -> Tensor:
+    return torch.from_numpy(np.stack([seen.logits for seen in images if seen.logits is not None]))
 
 
-class _Pending:
-    """The images of a case that have been seen so far."""
-
-    def __init__(self) -> None:
-        self.readable: list[_Image] = []
-        self.errors: tuple[tuple[ImageRef, str], ...] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.readable) + len(self.errors)
-
-    def add(self, image: _Image) -> None:
-        if image.error is None:
-            self.readable.append(image)
-        else:
-            self.errors = (*self.errors, (image.image, image.error))
+def _features(seen: SeenImage) -> Rows:
+    assert seen.features is not None  # it was read
+    return seen.features
 
 
-def _without_images(waiting: deque[Case]) -> Iterator[tuple[Case, _Pending]]:
-    """Take the next cases as long as they have no image, which no batch will complete."""
-    while waiting and not waiting[0].images:
-        yield waiting.popleft(), _Pending()
+def engine_note(classifier: Classifier) -> str:
+    """A warning if images are encoded in another way than guarantees rest on; else nothing."""
+    calibration, used = classifier.calibration, classifier.backbone.engine
+    made = classifier.card.backbone.engine
+    if calibration is not None:
+        made = calibration.engine or made
+    elif classifier.head.ranking is None or classifier.support is None:
+        return ""
+    if used == made:
+        return ""
+    source = "images learned from" if calibration is None else "images of the calibration"
+    return (
+        f"The {source} were encoded with the engine {made}, but here {used} encodes the images: "
+        "prediction sets and risks are not guaranteed for that."
+    )
 
 
 def majority(votes: Sequence[bool | None]) -> bool | None:

@@ -6,7 +6,7 @@ evidence and nothing else, on an orange fundus as on a grey scan. The empty back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
 from functools import lru_cache
 from pathlib import Path
 
@@ -55,13 +55,13 @@ def draw(evidence: Evidence) -> Image.Image:
     under = top + side + gap // 2
     pen.text((gap, under), "The image as the model saw it", _INK, small)
     name = _name(evidence, small, side - round(small.getlength("Evidence for ")))
-    below = (side + 2 * gap, under, side, line)
-    _key(picture, below, f"Evidence on {name}", small)
+    pen.text((side + 2 * gap, under), f"Evidence on {name}", _INK, small)
+    _key(picture, (side + 2 * gap, under + line), (side, line), small)
     return picture
 
 
 def heat_map(evidence: Evidence) -> Image.Image:
-    """The map alone: the image in grey with the evidence in colour, top patches outlined."""
+    """The map alone: the image in grey with the evidence in colour."""
     return _map(evidence)[0]
 
 
@@ -106,7 +106,6 @@ def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     opacity = _STRONGEST * np.minimum(1.0, np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
-    _outline(drawn, [patch for patch in evidence.top if not hidden[patch]], cell * zoom)
     return drawn, share
 
 
@@ -134,10 +133,9 @@ def _signed_strength(
 
 
 def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
+    stops = [-stop for stop in reversed(_STOPS)] + list(_STOPS)
     channels = [
-        np.where(
-            strength < 0, np.interp(-strength, _STOPS, less), np.interp(strength, _STOPS, more)
-        )
+        np.interp(strength, stops, [*reversed(less), *more])
         for more, less in zip(zip(*_COLOURS, strict=True), zip(*_AGAINST, strict=True), strict=True)
     ]
     return np.stack(channels, axis=-1).astype(np.float32)
@@ -148,7 +146,8 @@ def _words(
 ) -> list[tuple[str, tuple[int, int, int], int]]:
     """Lines above the panels: text, colour, size. What speaks against trust comes first."""
     large, small = round(line * 0.75), round(line * 0.6)
-    lines = [(text, _ALERT, small) for text in _wrapped(evidence.caution, _font(small), width)]
+    letters = int(width / _font(small).getlength("n"))
+    lines = [(text, _ALERT, small) for text in textwrap.wrap(evidence.caution, letters)]
     share = "" if evidence.probability is None else f"   {100 * evidence.probability:.1f} %"
     name = _name(evidence, _font(large), width - round(_font(large).getlength(share)))
     lines.append((name + share, _FAINT if evidence.caution else _INK, large))
@@ -168,36 +167,24 @@ def _name(evidence: Evidence, font: ImageFont.FreeTypeFont, width: int) -> str:
     return name
 
 
-def _wrapped(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
-    lines: list[str] = []
-    for word in text.split():
-        if lines and font.getlength(f"{lines[-1]} {word}") <= width:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
-
-
 def _key(
     picture: Image.Image,
-    box: tuple[int, int, int, int],
-    says: str,
+    corner: tuple[int, int],
+    size: tuple[int, int],
     font: ImageFont.FreeTypeFont,
 ) -> None:
-    """The colour key: a bar from against to for, and what it says."""
-    left, top, width, line = box
-    pen = ImageDraw.Draw(picture)
-    pen.text((left, top), says, _INK, font)
+    """The colour key: a bar from against to for."""
+    (left, top), (width, height) = corner, size
     weak, strong = "against ", " for"
     start = left + round(font.getlength(weak))
     length = width - round(font.getlength(weak + strong))
-    scale = np.linspace(-1, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
+    scale = np.linspace(-1, 1, length, dtype=np.float32)[None].repeat(round(height * 0.5), axis=0)
     opacity = np.minimum(1.0, 1.5 * np.abs(scale))[..., None]
     bar = _colours(scale) * opacity + np.float32(80) * (1 - opacity)
-    row = top + line
-    picture.paste(Image.fromarray(bar.round().astype(np.uint8)), (start, row + round(line * 0.1)))
-    pen.text((left, row), weak, _INK, font)
-    pen.text((start + length, row), strong, _INK, font)
+    picture.paste(Image.fromarray(bar.round().astype(np.uint8)), (start, top + round(height * 0.1)))
+    pen = ImageDraw.Draw(picture)
+    pen.text((left, top), weak, _INK, font)
+    pen.text((start + length, top), strong, _INK, font)
 
 
 @lru_cache(maxsize=8)
@@ -217,23 +204,3 @@ def _letters() -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
     return frozenset(FT2Font(_font_file()).get_charmap())
-
-
-def _outline(picture: Image.Image, patches: Sequence[tuple[int, int]], cell: float) -> None:
-    """Lines around groups of patches, white in a dark frame, to be seen on any ground."""
-    chosen = set(patches)
-    pen = ImageDraw.Draw(picture)
-    lines = []
-    for row, column in chosen:
-        left, top = column * cell, row * cell
-        right, bottom = left + cell, top + cell
-        sides = {
-            (row - 1, column): (left, top, right, top),
-            (row + 1, column): (left, bottom, right, bottom),
-            (row, column - 1): (left, top, left, bottom),
-            (row, column + 1): (right, top, right, bottom),
-        }
-        lines += [line for beyond, line in sides.items() if beyond not in chosen]
-    for width, colour in ((5, (0, 0, 0)), (2, (255, 255, 255))):
-        for line in lines:
-            pen.line(line, fill=colour, width=width)

@@ -1,5 +1,7 @@
 """Evidence maps: which parts of an image speak for a class and which against; `drawing` draws.
 
+`check_evidence` tries on the image itself whether a map marks what the answer rests on.
+
 A linear head's lead of a class (`Task.lead`: its logit above the mean of the others) is a sum over
 the tokens of the last layers of the tower, so each place of the image has its part in it
 (`ogkd.backbones.token_parts`). Similarity of patches to the class was dropped: it was no better
@@ -9,9 +11,8 @@ than random places (docs/evidence/evidence-maps.md).
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -19,16 +20,17 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.backbones.token_parts import split_products
-from ogkd.core.losses import patches_kept
 from ogkd.data.case import Dataset
 from ogkd.errors import ConfigError, DataError
-from ogkd.features.encode import whole_image
+from ogkd.features.encode import encode_crops, whole_image
 from ogkd.images import ImageRef, Images
 from ogkd.images.transforms import normalise
 from ogkd.model.classifier import Classifier, cases_of
 from ogkd.model.decide import Decision
 
-_RATIO = 0.1  # share of places that are outlined if the method names none
+SHARE = 0.2  # of the places outside the empty background that a check blurs
+_DRAWS = 8  # of random places
+_BLUR = 0.08  # of the side: the width of the Gaussian
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,6 @@ class Evidence:
     image: Image.Image = field(repr=False)  # what the model saw: resized and cropped to a square
     label: int  # the class that the evidence is for
     grid: NDArray[np.float32] = field(repr=False)  # [h, w], in logits; above 0 is for the class
-    top: list[tuple[int, int]]  # the places that speak most for the class, the first most
     rest: float
     name: str = ""  # of the class
     probability: float | None = None  # of the class
@@ -56,45 +57,39 @@ class Evidence:
         return memory.getvalue()
 
 
-def evidence(
-    classifier: Classifier,
-    images: Images | Dataset,
-    *,
-    labels: Sequence[int] | None = None,
-    top: int | None = None,
-    batch_size: int = 8,
-) -> Iterator[Evidence]:
-    """The evidence maps of images, one after the other, in order.
+def explain(
+    classifier: Classifier, images: Images | Dataset, *, labels: Sequence[int] | None = None
+) -> list[Evidence]:
+    """The evidence map of each image, in order; `draw` makes a picture of one.
 
-    `labels` are the classes to find evidence for (default: the predicted ones; of several findings,
-    the most probable one). `top` is how many places are named (default: the model's share of
-    patches in training, or a tenth). An unreadable file is a DataError, a model without maps a
-    ConfigError.
+    Takes what `Classifier.predict` takes. `labels` are the classes to find evidence for (default:
+    the predicted ones; of several findings, the most probable one). An unreadable file is a
+    DataError, a model without maps a ConfigError.
     """
-    wanted: Iterable[int | None] = repeat(None)
-    if labels is not None:
-        cases, wanted = list(cases_of(images, classifier.card.grouping)), labels
-        if len(labels) != len(cases):
-            raise ConfigError(
-                f"There are {len(cases)} images, but {len(labels)} labels for them.",
-                argument="labels",
-            )
-    decisions = classifier.decide(images, crops=True, batch_size=batch_size)
-    for decision, label in zip(decisions, wanted, strict=False):
+    cases = list(cases_of(images, classifier.card.grouping))
+    if labels is not None and len(labels) != len(cases):
+        raise ConfigError(
+            f"There are {len(cases)} images, but {len(labels)} labels for them.", argument="labels"
+        )
+    maps = []
+    wanted: Sequence[int | None] = [None] * len(cases) if labels is None else labels
+    decisions = classifier.decide(cases, crops=True, batch_size=8)
+    for decision, label in zip(decisions, wanted, strict=True):
         if decision.error is not None:
             raise DataError(decision.error)
-        shown = evidence_of(classifier, decision, label=label, top=top)
+        shown = evidence_of(classifier, decision, label=label)
         if shown is None:
             raise ConfigError(
                 f"There are no evidence maps for {classifier.card.method} on "
                 f"'{classifier.backbone.name}': they need a linear head and a tower whose last "
                 "layers can be split."
             )
-        yield shown
+        maps.append(shown)
+    return maps
 
 
 def evidence_of(
-    classifier: Classifier, decision: Decision, *, label: int | None = None, top: int | None = None
+    classifier: Classifier, decision: Decision, *, label: int | None = None
 ) -> Evidence | None:
     """The evidence map of a decision, of the image that decided it.
 
@@ -110,7 +105,6 @@ def evidence_of(
             argument="labels",
         )
     rows, columns = backbone.patch_grid
-    kept = _how_many(classifier, top, rows * columns)
     crop = decision.crop
     if crop is None and decision.image is not None:  # encoded elsewhere, or one of many images
         crop = whole_image(decision.image, backbone.preprocessing)
@@ -122,14 +116,12 @@ def evidence_of(
     if parts is None:
         return None
     grid = parts.patches[0, :, 0].cpu().view(rows, columns).numpy()
-    best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
     bias = classifier.head.logits(torch.zeros(1, W.shape[1]))[0]  # of a feature that says nothing
     return Evidence(
         ref=decision.image,
         image=Image.fromarray(crop),
         label=chosen,
         grid=grid,
-        top=[divmod(int(patch), columns) for patch in best],
         rest=float(parts.rest[0, 0]) + float(task.lead(bias, chosen)),
         name=task.names[chosen],
         probability=decision.answer.probabilities[chosen],
@@ -144,27 +136,65 @@ def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(gaussian_filter(grid, 1.0, mode="nearest"))
 
 
-def explain(
-    classifier: Classifier,
-    images: Images | Dataset,
-    *,
-    labels: Sequence[int] | None = None,
-    top: int | None = None,
-) -> list[Evidence]:
-    """Return the evidence map of each image; `draw` makes a picture of one.
+@dataclass(frozen=True)
+class EvidenceCheck:
+    """Shares of the lead that blurring takes away; above 1 the class no longer leads."""
 
-    Takes what `Classifier.predict` takes; for very many images, `evidence` yields the maps one at
-    a time. The other arguments are those of `evidence`.
+    marked: float  # the places that the map marks
+    random: float  # as many others, on average
+
+    @property
+    def holds(self) -> bool:
+        return self.marked > self.random
+
+
+def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck | None:
+    """How much of the lead is lost where the places that count most, and others, are blurred.
+
+    None if there is nothing to try: no lead, or no place outside the empty background.
     """
-    return list(evidence(classifier, images, labels=labels, top=top))
+    from ogkd.model.drawing import background_patches  # which imports this module
+
+    crop = np.asarray(evidence.image.convert("RGB"))
+    visible = np.flatnonzero(~background_patches(evidence))
+    count = round(SHARE * len(visible))
+    if not count:
+        return None
+    grid = smoothed(evidence.grid)
+    order = visible[np.argsort(-grid.flat[visible], kind="stable")]
+    rng = np.random.default_rng(0)
+    tried = [order[:count], *(rng.permutation(visible)[:count] for _ in range(_DRAWS))]
+    soft = _blurred(crop)
+    crops = [crop, *(_hidden(crop, soft, patches, grid.shape) for patches in tried)]
+    backbone = classifier.backbone
+    rows = encode_crops(backbone, crops, patches=False, deep=classifier.deep).rows
+    logits = classifier.logits(rows.detach().cpu().float().numpy())
+    lead = classifier.task.lead(logits, evidence.label)
+    if lead[0] <= 1e-3:
+        return None
+    lost = 1 - lead[1:] / lead[0]
+    return EvidenceCheck(float(lost[0]), float(lost[1:].mean()))
 
 
-def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
-    if top is None:
-        ratio = classifier.card.config.get("top_ratio", _RATIO)
-        return patches_kept(patches, float(ratio))
-    if not 0 <= top <= patches:
-        raise ConfigError(
-            f"top must lie between 0 and the {patches} patches, but is {top}.", argument="top"
-        )
-    return top
+def _blurred(crop: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    from scipy.ndimage import gaussian_filter  # here: only pictures need it
+
+    width = _BLUR * len(crop)
+    soft = gaussian_filter(crop.astype(np.float32), (width, width, 0), mode="nearest")
+    return np.asarray(soft.round().astype(np.uint8))
+
+
+def _hidden(
+    crop: NDArray[np.uint8],
+    soft: NDArray[np.uint8],
+    patches: NDArray[np.intp],
+    shape: tuple[int, ...],
+) -> NDArray[np.uint8]:
+    """The crop with some patches of the grid blurred."""
+    cell = crop.shape[1] // shape[1]
+    gone = np.zeros(shape, bool)
+    gone.flat[patches] = True
+    mask = np.zeros(crop.shape[:2], bool)
+    large = np.kron(gone, np.ones((cell, cell), bool))
+    mask[: large.shape[0], : large.shape[1]] = large
+    return np.where(mask[..., None], soft, crop)

@@ -63,8 +63,7 @@ class SupportFeatures:
         shape = (len(rows), *task.label_shape)
         if rows.ndim != 2 or rows.shape[1] != width or labels.shape != shape:
             raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
-        with np.errstate(all="ignore"):  # what is not a number is refused below
-            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")
         least, most = task.label_range
@@ -84,27 +83,22 @@ class Familiarity:
         self._P: NDArray[np.float64] = P.astype(np.float64)  # [d, d]
         self.limit = np.inf  # too little to judge by: nothing is unfamiliar
         if can_judge(support):
-            h = _quadratic(S, self._P)
+            h = ((S @ self._P) * S).sum(axis=1)  # v' P v of each row
             # Sherman-Morrison gives each image's novelty_score to all the others without a loop.
             self.limit = _MARGIN * float(np.quantile(_RHO * h / (1.0 - h), _QUANTILE))
 
     def novelty_score(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """The share of each row of features [N, d] that the support does not explain: [N]."""
-        return _RHO * _quadratic(_unit(np.atleast_2d(features)[:, : self._width]), self._P)
+        rows = _unit(np.atleast_2d(features)[:, : self._width])
+        return np.asarray(_RHO * ((rows @ self._P) * rows).sum(axis=1))
 
     def unfamiliar(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """Whether each row is stranger than the support allows: [N]."""
+        """Whether each row of features [N, d] is unlike everything that was learned from: [N].
+
+        True means: of another modality, another organ, or no medical image at all. It does not
+        mean that the prediction is wrong, nor False that it is right.
+        """
         return np.asarray(self.novelty_score(features) > self.limit)
-
-
-def unfamiliar(support: SupportFeatures, features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether each row of features [N, d] is unlike everything that was learned from: [N].
-
-    True means: of another modality, another organ, or no medical image at all. It does not mean
-    that the prediction is wrong, nor False that it is right. With fewer than 8 support images
-    (see `can_judge`) nothing is called unfamiliar.
-    """
-    return Familiarity(support).unfamiliar(features)
 
 
 def can_judge(support: SupportFeatures | None) -> bool:
@@ -138,12 +132,6 @@ def is_in_distribution(
     np.fill_diagonal(among, -1.0)
     limit = np.quantile(among.max(axis=1), 1 - _QUANTILE)
     return np.asarray((rows @ S.T).max(axis=1) >= limit)
-
-
-def _quadratic(rows: NDArray[np.float64], P: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The value v' P v of each row, [N]."""
-    values: NDArray[np.float64] = ((rows @ P) * rows).sum(axis=1)
-    return values
 
 
 def _unit(features: NDArray[np.float32]) -> NDArray[np.float64]:

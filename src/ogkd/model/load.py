@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -41,13 +40,7 @@ def load(
     recover(folder)
     card = ModelCard.read(folder / CARD)
     tensors, sha256 = _read_weights(folder / WEIGHTS, card)
-    if backbone is None:
-        backbone = _recorded_backbone(folder, card, device, engine)
-    elif not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone, device=device, engine=engine or card.backbone.engine)
-    elif engine is not None:
-        backbone = with_engine(backbone, engine)
-    _refuse_another_backbone(folder, card, backbone, engine)
+    backbone = _backbone(folder, card, backbone, device, engine)
     head = _head(folder / WEIGHTS, tensors, card, backbone)
     calibration = None
     if calibrated:
@@ -58,32 +51,38 @@ def load(
     return Classifier(backbone, head, card, calibration=calibration, support=support)
 
 
-def _refuse_another_backbone(
-    folder: Path, card: ModelCard, backbone: Backbone, engine: str | None
-) -> None:
+def _backbone(
+    folder: Path,
+    card: ModelCard,
+    given: str | Path | Backbone | None,
+    device: str,
+    engine: str | None,
+) -> Backbone:
+    """The backbone that the model was fitted with; any other is refused."""
+    if isinstance(given, Backbone):
+        backbone = given if engine is None else with_engine(given, engine)
+    else:
+        source = card.backbone.name if given is None else given
+        try:
+            backbone = load_backbone(source, device=device, engine=engine or card.backbone.engine)
+        except BackboneError as error:
+            if given is not None:
+                raise
+            raise BackboneError(
+                f"{error}\n{folder} was fitted with the backbone '{source}'. If it has moved, pass "
+                "its folder.",
+                argument="backbone",
+            ) from error
     digest = backbone.digest
     if engine is not None:  # the user asked for it: only the weights must be the same
         digest = digest_with(without_engine(backbone).digest, card.backbone.engine)
     if digest != card.backbone.digest:
         raise BackboneError(
-            f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
-            f"'{backbone.name}' has {digest[:12]}. Pass the one it was fitted with "
-            f"('{card.backbone.name}'), or fit again.",
+            f"{folder} was fitted with another backbone ('{card.backbone.name}', digest "
+            f"{card.backbone.digest[:12]}) than '{backbone.name}' ({digest[:12]}).",
             argument="backbone",
         )
-
-
-def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str | None) -> Backbone:
-    try:
-        return load_backbone(
-            card.backbone.name, device=device, engine=engine or card.backbone.engine
-        )
-    except BackboneError as error:
-        raise BackboneError(
-            f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If it has "
-            "moved, pass its folder.",
-            argument="backbone",
-        ) from error
+    return backbone
 
 
 def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
@@ -91,46 +90,32 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
     try:
         content = read_bytes(path, most=_MOST)
         tensors: dict[str, Tensor] = read_tensors(content)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
-        ) from error
-    digest = hashlib.sha256(content).hexdigest()
-    if card.weights_sha256 not in (None, digest):
-        raise ConfigError(
-            f"{path} is not the file that {CARD} describes (sha256 {digest[:12]}, expected "
-            f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
-        )
+        digest = hashlib.sha256(content).hexdigest()
+        if card.weights_sha256 not in (None, digest):
+            raise ValueError(f"it is not the file that {CARD} describes")
+    except (OSError, SafetensorError, ValueError) as error:
+        raise _damaged(path, error) from error
     return tensors, digest
 
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
-    method = method_of(card)
     try:
-        head = read_head(method, tensors, card.task, backbone, card.logit_scale)
-        _refuse_other_tensors(tensors, head.tensors())
+        head = read_head(method_of(card), tensors, card.task, backbone, card.logit_scale)
+        saved = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        expected = {name: (tensor.shape, tensor.dtype) for name, tensor in head.tensors().items()}
+        if saved != expected:
+            raise ValueError(f"it is not what {card.method} saves")
+        if names := head.not_finite():
+            raise ValueError(f"values that are not numbers: {', '.join(names)}")
+        classes, width = len(card.class_names), card.backbone.embed_dim
+        if head.shape not in ((classes, width), (classes, width + sum(backbone.deep_parts))):
+            raise ValueError(f"class features of shape {head.shape}")
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path} does not contain what {card.method} saves ({error}). The folder was edited by "
-            "hand: copy it again, or fit again."
-        ) from error
-    if names := head.not_finite():
-        raise ConfigError(
-            f"{path} contains values that are not numbers ({', '.join(names)}). Fit again."
-        )
-    width, more = card.backbone.embed_dim, sum(backbone.deep_parts)
-    if head.shape not in ((len(card.class_names), width), (len(card.class_names), width + more)):
-        raise ConfigError(
-            f"{path} contains class features of shape {head.shape}, but {CARD} describes "
-            f"{len(card.class_names)} classes of {width} numbers (or {width + more} with deeper "
-            "features). The folder was edited by hand: copy it again, or fit again."
-        )
+        raise _damaged(path, error) from error
     return head
 
 
-def _refuse_other_tensors(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless the file has what the head made from it would save."""
-    for name, tensor in saved.items():
-        same = name in expected and tensor.shape == expected[name].shape
-        if not same or tensor.is_floating_point() != expected[name].is_floating_point():
-            raise ValueError(f"{name} of shape {tuple(tensor.shape)} and type {tensor.dtype}")
+def _damaged(path: Path, why: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} is missing or damaged ({why}). Copy the model folder again, or fit again."
+    )

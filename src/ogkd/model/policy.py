@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,10 +36,6 @@ class Policy:
     sensitivity: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.prior is None or isinstance(self.prior, Mapping)):
-            raise ConfigError(
-                f"prior must be shares of classes, but is '{self.prior}'.", argument="prior"
-            )
         if self.prior is not None and self.max_risk is not None:
             raise ConfigError(
                 "max_risk cannot be guaranteed with a prior: the share of errors depends on how "
@@ -51,30 +46,23 @@ class Policy:
 
 def class_shares(prior: Mapping[str, float], class_names: Sequence[str]) -> Array:
     """The share of each class [C], checked; they are scaled so that they sum to exactly one."""
-    known = {fold_name(name): label for label, name in enumerate(class_names)}
-    shares = np.full(len(class_names), np.nan)
-    for name, share in prior.items():
-        label = known.get(fold_name(name))
-        if label is None:
-            raise _bad_prior(
-                f"names the class '{name}', which the model does not know. It knows: "
-                f"{', '.join(class_names)}.{did_you_mean(name, class_names)}"
-            )
-        if not np.isnan(shares[label]):
-            raise _bad_prior(f"names the class '{class_names[label]}' twice.")
-        if (
-            isinstance(share, bool)
-            or not isinstance(share, int | float)
-            or not math.isfinite(share)
-        ):
-            raise _bad_prior(f"is '{share}' for '{name}', which is not a number.")
-        if share <= 0:
-            raise _bad_prior(f"is {share:g} for '{name}', but must be above 0.")
-        shares[label] = share
-    if missing := [name for name, share in zip(class_names, shares, strict=True) if share != share]:
-        raise _bad_prior(f"has no share for: {', '.join(missing)}. Give one for every class.")
-    if abs(shares.sum() - 1) > _TOLERANCE + 1e-9:
-        raise _bad_prior(f"sums to {shares.sum():g}, but the shares of all classes must sum to 1.")
+    names = {fold_name(name): name for name in class_names}
+    given = {fold_name(name): share for name, share in prior.items()}
+    problem = ""
+    if unknown := [name for name in prior if fold_name(name) not in names]:
+        problem = f"names the class '{unknown[0]}', which the model does not know"
+        problem += f" ({', '.join(class_names)}).{did_you_mean(unknown[0], class_names)}"
+    elif missing := [name for folded, name in names.items() if folded not in given]:
+        problem = f"has no share for: {', '.join(missing)}. Give one for every class."
+    elif len(given) < len(prior):
+        problem = "names a class twice."
+    elif not all(share > 0 for share in given.values()):  # also refuses a NaN
+        problem = f"has shares that are not above 0: {', '.join(map(str, given.values()))}."
+    elif not abs(sum(given.values()) - 1) <= _TOLERANCE + 1e-9:
+        problem = f"sums to {sum(given.values()):g}, but the shares of all classes must sum to 1."
+    if problem:
+        raise ConfigError(f"prior {problem}", argument="prior")
+    shares = np.array([given[folded] for folded in names], dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
 
@@ -86,7 +74,3 @@ def reweighted(p: Probabilities, prior: Array) -> Probabilities:
     weighted = np.asarray(p, dtype=np.float64) * prior * len(prior)
     total = weighted.sum(axis=1, keepdims=True)
     return np.asarray(weighted / np.maximum(total, 1e-300), dtype=np.float32)
-
-
-def _bad_prior(what: str) -> ConfigError:
-    return ConfigError(f"prior {what}", argument="prior")

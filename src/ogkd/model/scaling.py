@@ -13,17 +13,9 @@ from ogkd.data.task import Array, Labels
 from ogkd.errors import ConfigError, pluralize
 
 CONFIDENCE = 0.9  # with which a guarantee about risk or sensitivity holds
-
-
 TEMPERATURES = (0.05, 20.0)  # between which the temperature lies
-
-
 _PRIOR = 0.7  # standard deviation of the log of the scale before any case is seen
-
-
 _SHIFT_PRIOR = 2.0  # and of the shift
-
-
 _LEVEL = 0.05  # of the test whether rescaling helps
 
 

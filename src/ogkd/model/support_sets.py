@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ogkd.data.task import Masks, Probabilities
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, Ranked
 from ogkd.model.scaling import check_share, held_out_for_coverage
@@ -59,11 +60,11 @@ class SupportSets:
         ranked = Ranked(ranking, both[:, 1:], both[:, 0].long(), classes)
         return cls(ranked, class_names, width)
 
-    def sets(self, features: NDArray[np.float32], *, coverage: float) -> NDArray[np.bool_]:
+    def members(self, p: Probabilities, features: NDArray[np.float32], coverage: float) -> Masks:
         """Prediction sets [N, C] of features [N, d]; classes with too few images are always in."""
         self.check(coverage)
-        p = self._ranked.p_values(_stored(features)[:, : self._width])
-        return np.asarray((p > 1 - coverage + 1e-9).numpy())
+        ranks = self._ranked.p_values(_stored(features)[:, : self._width])
+        return np.asarray((ranks > 1 - coverage + 1e-9).numpy())
 
     def holds(self, coverage: float) -> bool:
         """Whether every class has images enough to ever be left out of a set."""
@@ -82,7 +83,7 @@ class SupportSets:
                 argument="coverage",
             )
 
-    def note(self, coverage: float) -> str:
+    def notes(self, coverage: float) -> list[str]:
         """What is promised, and for which classes it cannot be."""
         fewest, needed = min(self.counts), held_out_for_coverage(coverage)
         few = [name for name, n in zip(self._names, self.counts, strict=True) if n < needed]
@@ -93,12 +94,11 @@ class SupportSets:
         )
         if few:
             more = f" and {len(few) - _SHOWN} more" if len(few) > _SHOWN else ""
-            return (
-                f"{promise} Classes with fewer than {needed} images are always in the set: "
-                f"{', '.join(few[:_SHOWN])}{more}."
-            )
+            always = f"{', '.join(few[:_SHOWN])}{more}."
+            few_text = f"Classes with fewer than {needed} images are always in the set: {always}"
+            return [f"{promise} {few_text}"]
         most = 1000 * fewest // (fewest + 1) / 10
-        return f"{promise} {fewest} images per class allow up to {most:g} %."
+        return [f"{promise} {fewest} images per class allow up to {most:g} %."]
 
 
 def _stored(rows: NDArray[np.float32]) -> Tensor:

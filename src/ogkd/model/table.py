@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TextIO
 
 from ogkd.cells import escape_formula, escape_path
-from ogkd.data.task import Task
+from ogkd.data.task import Answer, Task
 from ogkd.model.decide import Decision
 
 Format = Literal["csv", "jsonl"]
 _YES_OR_NO = {None: "", True: "yes", False: "no"}
-_EVERY_TASK = ("unfamiliar", "error")
 
 
 def row_writer(
@@ -23,34 +22,32 @@ def row_writer(
 
     `joined` adds the columns of cases of several images, `each_image` a row for each of these.
     """
-    if format == "jsonl":
+    table = csv.writer(file, lineterminator="\n")
+    if format == "csv":
+        table.writerow([escape_formula(column) for column in _columns(task, joined)])
 
-        def write_json(decision: Decision) -> None:
-            # ASCII with escapes: valid JSON even if a file name is not valid text.
-            for entry in _entries(task, decision, joined=joined, each_image=each_image):
-                entry.pop("answer", None)
+    def write(decision: Decision) -> None:
+        rows = [(decision_json(task, decision, joined=joined), decision.answer)]
+        if each_image:
+            rows += _image_rows(task, decision, rows[0][0])
+        for entry, answer in rows:
+            if format == "csv":
+                table.writerow(_cells(task, entry, answer, joined))
+            else:  # ASCII with escapes: valid JSON even if a file name is not valid text
                 file.write(json.dumps(entry) + "\n")
 
-        return write_json
-    table = csv.writer(file, lineterminator="\n")
-    table.writerow([escape_formula(column) for column in _columns(task, joined)])
-
-    def write_row(decision: Decision) -> None:
-        for entry in _entries(task, decision, joined=joined, each_image=each_image):
-            table.writerow(_cells(task, entry, joined))
-
-    return write_row
+    return write
 
 
 def _columns(task: Task, joined: bool) -> list[str]:
     names, first = [name for name, _ in task.columns(None)], task.first_columns
     cases = ["case", "images", "weight", "decided_by"] if joined else []
-    return ["path", *names[:first], *_EVERY_TASK, *cases, *names[first:]]
+    return ["path", *names[:first], "unfamiliar", "error", *cases, *names[first:]]
 
 
-def _cells(task: Task, entry: dict[str, Any], joined: bool) -> list[str]:
+def _cells(task: Task, entry: dict[str, Any], answer: Answer | None, joined: bool) -> list[str]:
     """Cells of a row; no cell can act as a spreadsheet formula."""
-    columns = task.columns(entry.get("answer"))
+    columns = task.columns(answer)
     first = dict(columns[: task.first_columns])
     if "abstain" in first:
         first["abstain"] = _YES_OR_NO[entry["abstain"]]
@@ -80,53 +77,44 @@ def decision_json(task: Task, decision: Decision, *, joined: bool) -> dict[str, 
         "set": None if decision.set is None else list(decision.set),
         "unfamiliar": decision.unfamiliar,
         "error": decision.error,
-        "probabilities": None,
+        "probabilities": None if answer is None else _shares(task, answer),
     }
-    if answer is not None:
-        shares = [round(value, 6) for value in answer.probabilities]
-        entry["probabilities"] = dict(zip(task.names, shares, strict=True))
-        if answer.verdicts is not None:
-            entry["answers"] = dict(zip(task.names, answer.verdicts, strict=True))
+    if answer is not None and answer.verdicts is not None:
+        entry["answers"] = dict(zip(task.names, answer.verdicts, strict=True))
     if joined:
         deciding = [
-            {"path": str(image.image), "weight": round(image.weight, 6)}
-            for image in decision.deciding
+            {"path": str(seen.image), "weight": round(seen.weight, 6)} for seen in decision.deciding
         ]
         entry |= {"case": decision.case.name, "images": decision.read, "weight": None}
         entry |= {"decided_by": deciding}
     return entry
 
 
-def _entries(
-    task: Task, decision: Decision, *, joined: bool, each_image: bool
-) -> list[dict[str, Any]]:
-    whole = decision_json(task, decision, joined=joined)
-    entries = [whole]
-    if each_image and decision.image_logits is not None and decision.weights is not None:
-        unread = {image for image, _ in decision.errors}
-        readable = [image for image in decision.case.images if image not in unread]
-        answers = task.answers(task.probabilities(decision.image_logits), None)
-        unfamiliar = decision.image_unfamiliar
-        for image, answer, weight, unlike in zip(
-            readable, answers, decision.weights, unfamiliar, strict=True
-        ):
-            shares = [round(value, 6) for value in answer.probabilities]
-            entries.append(
-                dict.fromkeys(whole)
-                | {
-                    "path": str(image),
-                    "prediction": answer.prediction,
-                    "probability": answer.probability and round(answer.probability, 6),
-                    "probabilities": dict(zip(task.names, shares, strict=True)),
-                    "case": decision.case.name,
-                    "weight": float(weight),
-                    "unfamiliar": unlike,
-                    "decided_by": [],
-                    "answer": answer,
-                }
-            )
-        for image, reason in decision.errors:
-            unread_row = {"path": str(image), "error": reason, "case": decision.case.name}
-            entries.append(dict.fromkeys(whole) | unread_row | {"decided_by": []})
-    whole["answer"] = decision.answer
-    return entries
+def _shares(task: Task, answer: Answer) -> dict[str, float]:
+    return {
+        name: round(value, 6) for name, value in zip(task.names, answer.probabilities, strict=True)
+    }
+
+
+def _image_rows(
+    task: Task, decision: Decision, whole: dict[str, Any]
+) -> Iterator[tuple[dict[str, Any], Answer | None]]:
+    """A row for each image of a case, with what the model says of it alone."""
+    for seen in sorted(decision.images, key=lambda seen: seen.error is not None):
+        entry = dict.fromkeys(whole) | {"path": str(seen.image), "case": decision.case.name}
+        entry |= {"decided_by": [], "error": seen.error}
+        if seen.logits is None:
+            yield entry, None
+            continue
+        [answer] = task.answers(task.probabilities(seen.logits[None]), None)
+        yield (
+            entry
+            | {
+                "prediction": answer.prediction,
+                "probability": answer.probability and round(answer.probability, 6),
+                "probabilities": _shares(task, answer),
+                "weight": seen.weight,
+                "unfamiliar": seen.out_of_domain or seen.unfamiliar,
+            },
+            answer,
+        )

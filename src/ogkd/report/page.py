@@ -30,7 +30,6 @@ from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
 _BATCH = 8  # images encoded at once
-_OUTLINED = 8  # patches; more would hide the image
 WIDTH, HEIGHT = 380, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, WIDTH - 22, 12, HEIGHT - 46  # room for ticks and titles
 _TOPS = ((0.05, 5), (0.1, 5), (0.2, 4), (0.3, 3), (0.4, 4), (0.6, 3), (0.8, 4), (1.0, 5))
@@ -148,22 +147,20 @@ class Subject:
         """
         if not self.images or not chosen:
             return ()
-        rows, columns = self.classifier.backbone.patch_grid
-        top = min(_OUTLINED, rows * columns)
         cases = [Case.single(self.predictions.images[number]) for number, _ in chosen]
         decisions = self.classifier.decide(cases, crops=True, batch_size=_BATCH)
         cards = []
         with progress_bar("Drawing evidence", len(chosen)) as bar:
             for (number, label), decision in zip(chosen, decisions, strict=True):
-                evidence = evidence_of(self.classifier, decision, label=label, top=top)
+                evidence = evidence_of(self.classifier, decision, label=label)
                 title, text = describe(self, number, label)
                 name = self.predictions.class_names[label]
                 shown = f"An image: {title}"
                 images = [(_copy(decision.crop), shown, "what it saw")]
                 if evidence is not None:
                     heat = _copy(np.asarray(heat_map(evidence)))
-                    outlined = f"The same image; the patches with most evidence for {name} outlined"
-                    images.append((heat, outlined, f"evidence for and against {name}"))
+                    marked = f"The same image; red speaks for {name}, blue against it"
+                    images.append((heat, marked, f"evidence for and against {name}"))
                 text += self._deciding(number)
                 cards.append(Card(title, text, tuple(images), self.file(number)))
                 bar.advance()

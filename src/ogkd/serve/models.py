@@ -17,11 +17,9 @@ from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier
-from ogkd.model.decide import Decider, Decision, Encode
+from ogkd.model.decide import Decider, Decision, Encode, engine_note
 from ogkd.model.drawing import draw
-from ogkd.model.engine_note import engine_note
-from ogkd.model.evidence_check import SHARE, check_evidence
-from ogkd.model.explain import evidence_of
+from ogkd.model.explain import SHARE, check_evidence, evidence_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
 from ogkd.model.policy import Policy

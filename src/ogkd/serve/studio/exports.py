@@ -18,7 +18,7 @@ from ogkd.fitting.prepare import Drawn, Prepared, default_preset
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import make_method
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decision
+from ogkd.model.decide import Decision, SeenImage
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
 from ogkd.report import write_report
@@ -107,7 +107,7 @@ def predictions_csv(session: Session) -> str:
     write = row_writer(memory, fitted.decider.task, "csv", joined=False)
     for row, case in enumerate(cases):
         error = gallery.errors.get(row, "not read yet")
-        unread = Decision(case, errors=((case.image, error),))
+        unread = Decision(case, images=(SeenImage(case.image, error=error),))
         write(next(decisions) if fitted.known[row] else unread)
     return memory.getvalue()
 

@@ -14,6 +14,7 @@ from ogkd.data.case import Case
 from ogkd.errors import DataError
 from ogkd.features.store import given_batches
 from ogkd.model.familiarity import SupportFeatures, nearest
+from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
 from ogkd.serve.models import evidence_json
 from ogkd.serve.studio.fit import Fitted
@@ -69,7 +70,7 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
         "unlabelled": len(fitted.rest),
         "coverage": fitted.decider.coverage,
         "has_sets": fitted.sets is not None,
-        "exact": fitted.decider.support_sets is not None,
+        "exact": isinstance(fitted.decider.sets, SupportSets),
         "judged": None,
     }
     if (judged := fitted.judged) is not None:
