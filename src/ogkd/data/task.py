@@ -32,17 +32,11 @@ Labels = NDArray[np.int64]
 Masks = NDArray[np.bool_]
 
 
-class CalibratedQuestion(Protocol):
-    """The calibration of one question."""
-
-    def probabilities(self, logits: Array) -> Probabilities: ...
-
-
 class Calibrated(Protocol):
-    """A calibration: one for each question of a task."""
+    """A calibration: for each question of a task, an object with `probabilities(logits)`."""
 
     @property
-    def questions(self) -> Sequence[CalibratedQuestion]: ...
+    def questions(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -103,9 +97,9 @@ class Task(ABC):
     def shown(self, target: Target) -> tuple[int, ...]:
         """The numbers of the names that a case shows."""
 
-    @abstractmethod
     def strata(self, target: Target) -> tuple[int, ...]:
         """What each part of a divided dataset should have its share of."""
+        return self.shown(target)
 
     @abstractmethod
     def text(self, target: Target) -> str:
@@ -167,42 +161,43 @@ class Task(ABC):
         return np.array(targets, dtype=np.int64).reshape(len(targets), *self.label_shape)
 
     @property
-    @abstractmethod
-    def label_shape(self) -> tuple[int, ...]: ...
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one target as an array."""
+        return ()
 
     @property
-    @abstractmethod
-    def label_range(self) -> tuple[int, int]: ...
+    def label_range(self) -> tuple[int, int]:
+        return 0, len(self.names) - 1
 
-    @abstractmethod
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         """The numbers of the names that these targets can teach, and warnings about the others."""
+        return list(range(len(self.names))), []
 
     # Questions: choices between classes that are fitted, pooled and calibrated each by itself
 
-    @abstractmethod
     def questions(self, logits: ArrayLike) -> list[Array]:
         """The logits of each question: [N, C] once, or [N, 2] for each finding."""
+        return [np.asarray(logits, dtype=np.float64)]
 
-    @abstractmethod
     def combine(self, tables: Sequence[Any]) -> Any:
         """The inverse of `questions`, for arrays and tensors."""
+        return tables[0]
 
-    @abstractmethod
     def question_labels(self, labels: Any) -> list[Any]:
         """The right answer to each question, [N] each; -1: unknown."""
+        return [labels]
 
-    @abstractmethod
     def question_names(self) -> list[tuple[str, ...]]:
         """For each question, the names of its classes."""
+        return [self.names]
 
-    @abstractmethod
     def question_normal(self) -> list[tuple[int, ...]]:
         """For each question, the classes that mean "no finding"."""
+        return [self.normal]
 
-    @abstractmethod
     def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
         """Probabilities of the names [N, C] from those of each question."""
+        return tables[0]
 
     def probabilities(
         self, logits: ArrayLike, calibration: Calibrated | None = None
@@ -225,13 +220,13 @@ class Task(ABC):
     def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
         """Answers for probabilities [N, C]; `plausible` is what the method of that name returns."""
 
-    @abstractmethod
     def evidence_label(self, p: Sequence[float]) -> int:
         """The name that evidence is shown for."""
+        return int(np.argmax(p))
 
-    @abstractmethod
     def locate(self, label: int) -> tuple[int, int]:
         """The question that a name belongs to, and its class there."""
+        return 0, label
 
     @abstractmethod
     def lead(self, logits: Any, label: int) -> Any:

@@ -47,8 +47,6 @@ class OneOf(Task):
     def shown(self, target: Target) -> tuple[int, ...]:
         return (int(target),)  # type: ignore[arg-type]  # a class
 
-    strata = shown
-
     def text(self, target: Target) -> str:
         return self.names[int(target)]  # type: ignore[arg-type]
 
@@ -103,35 +101,6 @@ class OneOf(Task):
         counter = Counter(targets)
         return {name: {"images": counter[number]} for number, name in enumerate(self.names)}
 
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def label_range(self) -> tuple[int, int]:
-        return 0, len(self.names) - 1
-
-    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
-        return list(range(len(self.names))), []
-
-    def questions(self, logits: ArrayLike) -> list[Array]:
-        return [np.asarray(logits, dtype=np.float64)]
-
-    def combine(self, tables: Sequence[Any]) -> Any:
-        return tables[0]
-
-    def question_labels(self, labels: Any) -> list[Any]:
-        return [labels]
-
-    def question_names(self) -> list[tuple[str, ...]]:
-        return [self.names]
-
-    def question_normal(self) -> list[tuple[int, ...]]:
-        return [self.normal]
-
-    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
-        return tables[0]
-
     def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
         return np.asarray(p.astype(np.float64) >= limits[0])
 
@@ -145,12 +114,6 @@ class OneOf(Task):
             shown = tuple(map(float, shares))
             answers.append(Answer(self.names[best], shown, best, shown[best], members))
         return answers
-
-    def evidence_label(self, p: Sequence[float]) -> int:
-        return int(np.argmax(p))
-
-    def locate(self, label: int) -> tuple[int, int]:
-        return 0, label
 
     def lead(self, logits: Any, label: int) -> Any:
         chosen = logits[..., label]
@@ -345,9 +308,6 @@ class Findings(Task):
             for shares, row in zip(p, words, strict=True)
         ]
 
-    def evidence_label(self, p: Sequence[float]) -> int:
-        return int(np.argmax(p))
-
     def locate(self, label: int) -> tuple[int, int]:
         return label, 1
 
@@ -384,14 +344,9 @@ TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)
 
 def task_from_json(record: Mapping[str, Any]) -> Task:
     """Rebuild what `Task.as_json` gives; ValueError if it is not one."""
-    kind, names = record["kind"], tuple(record["names"])
-    if kind not in TASKS:
-        raise ValueError(f"an unknown task '{kind}'")
-    if not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError("class names that are empty")
-    if len(set(names)) < len(names) or len(names) < TASKS[kind].fewest:
-        raise ValueError("class names that occur twice, or too few")
-    "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+    kind, names = record["kind"], tuple(map(str, record["names"]))
+    if kind not in TASKS or not TASKS[kind].fewest <= len(set(names)) == len(names):
+        raise ValueError(f"not a task '{kind}' about the names {names}")
     normal = tuple(names.index(name) for name in record.get("normal", ()))
     return TASKS[kind](names, normal)
 
