@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ogkd.data.case import Case, Dataset
 from ogkd.data.divide import complete_splits, components, split_dataset
-from ogkd.data.splits import shared_groups
+from ogkd.data.splits import separate_groups
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
@@ -58,7 +58,7 @@ def test_groups_stay_whole_whatever_the_order_and_the_folder(rows, fractions, se
         after = split_dataset(dataset, fractions, seed)
     except DataError:
         assume(False)
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
     assert {case.split for case in after.cases} == set(fractions)
     assert [replace(case, split="") for case in after.cases] == list(dataset.cases)
     moved = [
@@ -130,7 +130,7 @@ def test_copies_stay_together_and_every_class_can_be_learned(rows, together, fra
         after = split_dataset(dataset, fractions, seed, together=together)
     except DataError:
         assume(False)
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
     for copies in together:
         assert len({after.cases[n].split for n in copies}) == 1
     learned = {case.target for case in after.cases if case.split == "train"}
@@ -170,7 +170,7 @@ def test_copies_and_patients_across_existing_splits_leave_the_training_part():
     after, dropped = complete_splits(dataset_of(rows), FRACTIONS, 1, together=[(2, 3), (4, 5)])
     assert [case.image.name for case in dropped] == ["000.png", "002.png"]
     assert [case.group for case in after.cases] == ["p", None, "q", None]
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
 
 
 def test_without_splits_it_divides_as_split_dataset_does():
