@@ -13,7 +13,6 @@ from ogkd.data.splits import (
     base_and_novel,
     flip_labels,
     separate_groups,
-    shared_groups,
     shortfalls,
     support_and_val,
 )
@@ -280,13 +279,6 @@ def dataset_of(rows: list[tuple[int, str, str | None]]) -> Dataset:
     return Dataset(tuple(cases), TASK)
 
 
-def test_groups_across_splits_are_listed_and_other_datasets_share_none():
-    rows = [(0, "train", "p1"), (0, "test", "p1"), (1, "train", "p2"), (1, "test", None)]
-    assert shared_groups(dataset_of(rows)) == {"p1": ("train", "test")}
-    assert shared_groups(dataset_of([(0, "train", None), (0, "test", None)])) == {}
-    assert shared_groups(dataset_of([(0, "", "p"), (1, "", "p")])) == {}
-
-
 @settings(deadline=None)
 @given(
     st.lists(
@@ -301,7 +293,7 @@ def test_groups_across_splits_are_listed_and_other_datasets_share_none():
 def test_separated_splits_never_share_a_patient_and_test_is_whole(rows):
     dataset = dataset_of([row for row in rows if row[1] != "external" or row[2] is None])
     after, dropped = separate_groups(dataset)
-    assert shared_groups(after) == {}
+    assert separate_groups(after) == (after, ())
     assert sorted([*after.cases, *dropped], key=lambda case: case.name) == list(dataset.cases)
     kept = set(after.cases)
     test_groups = {case.group for case in dataset.cases if case.split == "test"}
