@@ -7,10 +7,8 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,57 +229,22 @@ PROGRAM = """
 import sys, time
 from ogkd.data import fetch
 from ogkd.data.catalog import Benchmark
-tiny = Benchmark.model_validate_json(sys.argv[1])
-if sys.argv[2] == "unpacking":
-    arrange = fetch._arrange
-    def slow(record, aside, work):
-        print("unpacked", flush=True)
-        time.sleep(60)
-    fetch._arrange = slow
-print(fetch.download_benchmark(tiny))
+def slow(record, aside, work):
+    print("unpacked", flush=True)
+    time.sleep(60)
+fetch._arrange = slow
+fetch.download_benchmark(Benchmark.model_validate_json(sys.argv[1]))
 """
-
-
-def start(tiny: Benchmark, when: str) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", PROGRAM, tiny.model_dump_json(), when]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
-def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
-    big = packed({**{f"TINY/{path}": b"1" for path in PATHS}, "fill": bytes(600_000)})
-    server.files["/TINY.zip"] = big
-    server.files["/split.json"] = SPLIT_BYTES
-    server.pause = 0.1  # 600 kB in pieces of 4 kB: 15 s, of which 3 s pass before the kill
-    tiny = record(server, split_url=f"{server.address}/split.json")
-    process = start(tiny, "transfer")
-    part = module.data_dir() / ".tiny.download" / "TINY.zip.part"
-    deadline = time.monotonic() + 240
-    while not (part.is_file() and part.stat().st_size > 100_000):
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    kill(process)
-    kept = part.stat().st_size
-    assert 100_000 < kept < len(big)
-    assert locate_benchmark(tiny) is None
-    server.pause = 0.0
-    server.asked.clear()
-    assert download_benchmark(tiny)
-    assert server.asked[0] == ("/TINY.zip", f"bytes={kept}-")
-    assert left_in(module.data_dir()) == ["tiny"]
 
 
 def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyServer) -> None:
     tiny = record(server)
-    process = start(tiny, "unpacking")
+    words = [sys.executable, "-c", PROGRAM, tiny.model_dump_json()]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     assert process.stdout is not None
     assert process.stdout.readline() == "unpacked\n"
-    kill(process)
+    process.kill()
+    process.communicate()
     assert len(left_in(module.data_dir())) == 2  # the archive, and a half-made folder
     assert locate_benchmark(tiny) is None
     server.asked.clear()
