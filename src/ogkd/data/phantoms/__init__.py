@@ -173,7 +173,7 @@ def _new_dataset(
 
     `splits` gives the number of images per class in each split; the paths have no suffix.
     """
-    counts = splits.values()
+    counts = list(splits.values()) or [0]
     if not set(splits) <= set(SPLITS) or min(counts) < 0 or not 0 < max(counts) <= MOST_IMAGES:
         raise ConfigError(
             f"splits must give {', '.join(SPLITS)} 1 to {MOST_IMAGES:,} images of a class, or 0, "
