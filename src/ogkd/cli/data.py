@@ -58,7 +58,9 @@ def list_benchmarks(
     cells = []
     for row in rows:
         counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
-        cells.append([row["name"], _in_words(row["present"]), row["modality"], row["organ"], *counts])
+        cells.append(
+            [row["name"], _in_words(row["present"]), row["modality"], row["organ"], *counts]
+        )
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
