@@ -250,8 +250,9 @@ TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)
 
 def task_from_json(record: Mapping[str, Any]) -> Task:
     """Rebuild what `Task.as_json` gives; ValueError if it is not one."""
-    kind, names = record["kind"], tuple(map(str, record["names"]))
-    if kind not in TASKS or not TASKS[kind].fewest <= len(set(names)) == len(names):
+    kind, names = record["kind"], tuple(record["names"])
+    valid = all(isinstance(name, str) and name.strip() for name in names)
+    if kind not in TASKS or not valid or not TASKS[kind].fewest <= len(set(names)) == len(names):
         raise ValueError(f"not a task '{kind}' about the names {names}")
     normal = tuple(names.index(name) for name in record.get("normal", ()))
     return TASKS[kind](names, normal)
