@@ -57,7 +57,7 @@ Cases = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, case of each, labels of c
 
 def phantom_rows(name: str, split: int, label: int, index: int, backbone: Backbone) -> Tensor:
     """Features [30 + 15, w] of one volume: slices without and then with the finding."""
-    normal = phantom(name).normal or 0
+    normal = phantom(name).normal
     entropy = [zlib.crc32(f"{name} volume".encode()), label, SEED, index, split]
     _, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + IMAGES + AFFECTED[0])
     shown = [normal] * IMAGES + [label] * AFFECTED[0]
@@ -82,7 +82,7 @@ def phantom_cases(
         ]
         np.save(place, np.stack(rows))
     stored = torch.from_numpy(np.load(place)).float()  # [C * count, 45, w]
-    normal = phantom(name).normal or 0
+    normal = phantom(name).normal
     labels = torch.arange(len(classes)).repeat_interleave(count)
     rows, shows = [], []
     for number, label in enumerate(labels.tolist()):
@@ -219,7 +219,7 @@ def run_all(data: str, out: Path, shots: list[int], test_cases: int) -> None:
                 test = slide_cases(("test",), test_cases, affected, store)
             else:
                 names, bank = phantom(data).class_names, None
-                normal = [phantom(data).normal or 0]
+                normal = [phantom(data).normal]
                 train = phantom_cases(data, out, 0, max(shots), affected, backbone)
                 few = (torch.arange(len(train[2])) % max(shots)) < k
                 kept = few[train[1]]

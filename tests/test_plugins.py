@@ -40,11 +40,10 @@ def _clean(monkeypatch):
     monkeypatch.delenv(plugins.VARIABLE)
     monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
     monkeypatch.setattr(METHODS, "_complete", False)
-    monkeypatch.setattr(catalog, "_added", {})
-    catalog._load_plugins.cache_clear()
+    catalog._plugged.cache_clear()
     before = set(sys.modules)
     yield
-    catalog._load_plugins.cache_clear()
+    catalog._plugged.cache_clear()
     for name in set(sys.modules) - before:
         if name.startswith((plugins._FILES, "plugged")):
             del sys.modules[name]
@@ -261,7 +260,7 @@ def test_a_package_adds_datasets(install, tmp_path):
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (3, "not the path of a catalogue"),
+        (3, "cannot be used"),
         ("/no/such/file.toml", "No such file"),
         (OSError("x"), "OSError: x"),
     ],

@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pytest
 
-from ogkd.data.phantoms.volumes import render_volume, write_volumes
+from ogkd.data.phantoms import render_volume, write_volumes
 from tiny_data import write_image
 from tiny_images import dicom, volume
 

@@ -9,7 +9,6 @@ import pytest
 
 from ogkd.data import fetch
 from ogkd.data.catalog import Benchmark, benchmark, benchmarks
-from ogkd.errors import DataError
 
 
 def keep(name: str, folder: Path) -> Path:
@@ -54,13 +53,10 @@ def test_info_tells_all_that_is_known(ogkd, place):
         "BUSI.zip",
         str(benchmark("busi").split_sha256),
         "235 duplicate images",
-        "ogkd data download busi",
     ):
         assert words in out
-    protocols = next(line for line in out.splitlines() if line.startswith("protocols"))
-    assert protocols.split(maxsplit=1)[1] == "few-shot"
     folder = keep("busi", place)
-    assert f"here       {folder}" in ogkd("data", "list", "busi").out
+    assert str(folder) in ogkd("data", "list", "busi").out.replace("\n", "")
     assert json.loads(ogkd("data", "list", "busi", "--json").out)["path"] == str(folder)
 
 
@@ -84,20 +80,6 @@ def test_download_says_where_it_went_and_what_comes_next(ogkd, place, monkeypatc
     assert asked[2:] == [("busi", other)]
 
 
-def test_all_goes_on_after_a_failure_and_tells_it_at_the_end(ogkd, place, monkeypatch):
-    def download(record: Benchmark, *, folder: Path | None) -> Path:
-        if record.name in ("busi", "retina"):
-            raise DataError(f"no {record.archive} today")
-        return keep(record.name, place)
-
-    monkeypatch.setattr(fetch, "download_benchmark", download)
-    outcome = ogkd("data", "download", "all")
-    assert outcome.code == 2
-    assert outcome.out.count(" -> ") == 9
-    assert "busi failed: no BUSI.zip today" in outcome.err
-    assert "2 of 11 benchmarks could not be downloaded" in outcome.err
-
-
 def test_an_interrupt_says_how_to_go_on(ogkd, place, monkeypatch):
     def download(*_: object, **__: object) -> Path:
         raise KeyboardInterrupt
@@ -111,7 +93,6 @@ def test_an_interrupt_says_how_to_go_on(ogkd, place, monkeypatch):
 def test_what_cannot_be_done_is_refused(refused, place):
     assert "Did you mean 'btmri'" in refused("data", "list", "btmr")
     assert "Did you mean 'btmri'" in refused("data", "download", "btmri", "btmr")
-    assert "give it alone" in refused("data", "download", "all", "btmri")
     assert "Missing argument" in refused("data", "download")
 
 

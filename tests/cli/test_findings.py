@@ -232,33 +232,3 @@ def test_scikit_learn_gives_a_list_of_two_columns(films, clip):
     assert np.array_equal(estimator.predict(images)[:, 1], (found[1][:, 1] >= 0.5).astype(int))
     with pytest.raises(DataError):
         library.OGKDClassifier(str(clip), class_names=names).fit(images, y + 3)
-
-
-def test_the_exported_file_answers_like_the_model(calibrated, films, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    from ogkd.export import export_onnx
-
-    found = library.load(calibrated, device="cpu")
-    images = [films.parent / f"{n}.png" for n in range(3)]
-    done = export_onnx(found, tmp_path / "m.onnx", images=images)
-    assert done.largest_difference < 1e-4
-    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
-    card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-    assert len(card["questions"]) == len(NAMES)
-    assert len(card["calibration"]["sets"]["least_probability"]) == len(NAMES)
-
-
-def test_the_page_says_yes_no_or_unsure_for_each_finding(calibrated, films):
-    pytest.importorskip("starlette")
-    from ogkd.images import ImageRef, read_image
-    from ogkd.serve.models import answers, as_json, load_models
-    from ogkd.serve.uploads import Upload
-
-    file = films.parent / "0.png"
-    upload = Upload({file: file.name}, [ImageRef(file)], read_image(file))
-    found = answers(load_models([calibrated]), upload)
-    assert found[0]["evidence"] is not None
-    said = as_json(upload, found)["models"][0]
-    assert set(said["answers"]) == set(said["probabilities"]) == set(NAMES)
-    yes = [name for name in NAMES if said["answers"][name] == "yes"]
-    assert said["prediction"] == ("|".join(yes) or "none")

@@ -43,7 +43,7 @@ def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
         (["ct-kidny", "--out", "OUT"], "Did you mean 'ct-kidney'?"),
         (
             ["ct-kidney", "--out", "OUT", "--train", 0, "--val", 0, "--test", 0],
-            "A class must have 1 to",
+            "splits must give",
         ),
         (["ct-kidney", "--out", "OUT", "--train", -1], "--train"),
         (["ct-kidney", "--out", "OUT", "--size", 5], "--size"),

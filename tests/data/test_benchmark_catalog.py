@@ -164,12 +164,6 @@ def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, right: str) ->
         benchmark(wrong)
 
 
-def test_the_catalogue_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        benchmarks().clear()  # type: ignore[attr-defined]
-    assert list(benchmarks()) == NAMES
-
-
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ogkd.data.case import Case, Dataset
 from ogkd.data.divide import complete_splits, components, split_dataset
-from ogkd.data.splits import shared_groups
+from ogkd.data.splits import separate_groups
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
@@ -58,7 +58,7 @@ def test_groups_stay_whole_whatever_the_order_and_the_folder(rows, fractions, se
         after = split_dataset(dataset, fractions, seed)
     except DataError:
         assume(False)
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
     assert {case.split for case in after.cases} == set(fractions)
     assert [replace(case, split="") for case in after.cases] == list(dataset.cases)
     moved = [
@@ -84,21 +84,16 @@ def test_many_patients_come_close_to_the_fractions_in_every_class():
             assert abs(counts[label, split] / total - share) < 0.03
 
 
-def test_another_seed_gives_another_split():
-    dataset = dataset_of([(number % 3, "", None) for number in range(60)])
-    assert len({split_dataset(dataset, FRACTIONS, seed) for seed in range(8)}) == 8
-    assert split_dataset(dataset, FRACTIONS, 3) == split_dataset(dataset, FRACTIONS, 3)
-
-
-def test_two_patients_cannot_fill_three_splits():
-    dataset = dataset_of([(0, "", "a"), (1, "", "b"), (0, "", "a")])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, "", "a"), (1, "", "b"), (0, "", "a")],  # two patients cannot fill three splits
+        [(0, "train", None), (1, "test", None)],  # it is divided already
+    ],
+)
+def test_datasets_that_cannot_be_divided_are_refused(rows):
     with pytest.raises(DataError):
-        split_dataset(dataset, FRACTIONS, 1)
-
-
-def test_a_dataset_with_splits_is_not_split_again():
-    with pytest.raises(DataError):
-        split_dataset(dataset_of([(0, "train", None), (1, "test", None)]), FRACTIONS, 1)
+        split_dataset(dataset_of(rows), FRACTIONS, 1)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +125,7 @@ def test_copies_stay_together_and_every_class_can_be_learned(rows, together, fra
         after = split_dataset(dataset, fractions, seed, together=together)
     except DataError:
         assume(False)
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
     for copies in together:
         assert len({after.cases[n].split for n in copies}) == 1
     learned = {case.target for case in after.cases if case.split == "train"}
@@ -170,7 +165,7 @@ def test_copies_and_patients_across_existing_splits_leave_the_training_part():
     after, dropped = complete_splits(dataset_of(rows), FRACTIONS, 1, together=[(2, 3), (4, 5)])
     assert [case.image.name for case in dropped] == ["000.png", "002.png"]
     assert [case.group for case in after.cases] == ["p", None, "q", None]
-    assert shared_groups(after) == {}
+    assert not separate_groups(after)[1]
 
 
 def test_without_splits_it_divides_as_split_dataset_does():

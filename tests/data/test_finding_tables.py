@@ -64,7 +64,7 @@ def test_columns_without_answers_or_with_other_words_are_named_as_not_read(tmp_p
     ((what, _),) = read_dataset(table(tmp_path, text)).ignored
     _, columns = what.split(": ")
     nothing = "Effusion (nothing known), mass (nothing known)"
-    assert columns == f"{nothing}, grade (mild, moderate, none, ...)."
+    assert columns == f"{nothing}, grade (mild, moderate, none, severe)."
 
 
 def test_a_list_of_findings_says_that_the_others_are_absent(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
-from sklearn.neighbors import NearestCentroid
 
 from ogkd.data.phantoms import PHANTOMS, SPLITS, phantom, render, write_folder
 from ogkd.errors import ConfigError, DataError
@@ -30,7 +29,7 @@ def test_records_are_consistent(name: str) -> None:
     assert dataset.name == name
     assert 3 <= len(set(dataset.class_names)) == len(dataset.class_names) <= 8
     assert all(c == c.lower() for c in dataset.class_names)
-    assert dataset.normal is None or 0 <= dataset.normal < len(dataset.class_names)
+    assert 0 <= dataset.normal < len(dataset.class_names)
     assert len(dataset.descriptions) == len(dataset.class_names)
     assert all(len(set(texts)) >= 12 for texts in dataset.descriptions)
     everything = [text for texts in dataset.descriptions for text in texts]
@@ -85,24 +84,6 @@ def test_another_seed_index_label_or_stream_gives_another_image(
     ]
     for other in others:
         assert not np.array_equal(one, other.image)
-
-
-def _features(name: str, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Plain pictures shrunk to 16 x 16: no learning, no attributes."""
-    rows, labels = [], []
-    for label in range(len(PHANTOMS[name].class_names)):
-        for index in range(count):
-            picture = Image.fromarray(render(name, label, seed=seed, index=index, size=96).image)
-            rows.append(np.asarray(picture.resize((16, 16)), dtype=np.float64).ravel())
-            labels.append(label)
-    return np.array(rows), np.array(labels)
-
-
-def test_pixels_tell_the_classes_of_tissue_apart_but_not_perfectly() -> None:
-    x, y = _features("histology", 0, 16)
-    x_test, y_test = _features("histology", 1, 8)
-    accuracy = NearestCentroid().fit(x, y).score(x_test, y_test)
-    assert 1.5 / 8 < accuracy < 0.9
 
 
 def test_benign_and_malignant_share_every_margin_but_in_other_parts() -> None:
@@ -187,11 +168,6 @@ def test_an_interrupted_write_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"Did you mean 'us-breast'\?.*cxr"):
-        render("us-brest", 0, seed=0, index=0)
-
-
 @pytest.mark.parametrize(
     ("argument", "value"),
     [("label", 5), ("label", -1), ("seed", -2), ("index", -3), ("size", 8), ("size", 99999)],
@@ -202,7 +178,7 @@ def test_numbers_out_of_range_are_refused(argument: str, value: int) -> None:
     assert caught.value.argument == argument
 
 
-@pytest.mark.parametrize("splits", [{"training": 1}, {"train": -1}, {"train": 0}, {"test": 10**6}])
+@pytest.mark.parametrize("splits", [{}, {"training": 1}, {"train": -1}, {"test": 10**6}])
 def test_impossible_numbers_of_images_are_refused(tmp_path: Path, splits: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         write_folder("cxr", tmp_path / "x", splits=splits)

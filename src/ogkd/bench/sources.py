@@ -86,7 +86,7 @@ class Source(FrozenRecord):
     @property
     def has_normal(self) -> bool:
         if self.phantom:
-            return phantom(self.name).normal is not None
+            return True
         known = benchmarks().get(self.benchmark or "")
         marked = set() if known is None else set(known.normal)
         return bool(marked & set(self.class_names) or normal_labels(self.class_names, None))
@@ -196,7 +196,7 @@ def open_source(source: Source) -> OpenSource:
         record = phantom(source.name)
         dataset = read_dataset(_drawn(source))
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
-        normal = [] if record.normal is None else [record.class_names[record.normal]]
+        normal = [record.class_names[record.normal]]
     else:
         known = benchmarks().get(source.benchmark or "")
         bank = texts_of(source)

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, print_json, print_table, say
-from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError, pluralize
+from ogkd.errors import ConfigError, Interrupted, pluralize
 from ogkd.files import resolved, write_json, write_new
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ def list_benchmarks(
     from ogkd.data.catalog import benchmark, known_benchmarks
 
     if name is not None:
-        record = benchmark(name)
+        facts = _facts(benchmark(name))
         if as_json:
-            print_json(_facts(record))
+            print_json(facts)
         else:
-            print_facts(_lines(record))
+            print_facts({key.replace("_", " "): _in_words(value) for key, value in facts.items()})
         return
     rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
@@ -57,31 +58,20 @@ def list_benchmarks(
     cells = []
     for row in rows:
         counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
-        here = "yes" if row["present"] else "no"
-        cells.append([row["name"], here, row["modality"], row["organ"], *counts])
+        cells.append(
+            [row["name"], _in_words(row["present"]), row["modality"], row["organ"], *counts]
+        )
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
 
 
-def _lines(record: Benchmark) -> dict[str, str]:
-    facts = _facts(record)
-    parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
-    return {
-        "name": f"{record.name} ({record.title} in the paper)",
-        "images": f"{record.modality}, {record.organ}; {parts}",
-        "base": ", ".join(record.base_classes),
-        "novel": ", ".join(record.novel_classes),
-        "protocols": "few-shot" + (", base-to-novel" if record.base_to_novel else ""),
-        "normal": ", ".join(record.normal) or "none",
-        "licence": record.licence,
-        "cite": record.citation,
-        "note": record.note,
-        "archive": record.url,
-        "sha256": record.archive_sha256 or "not known",
-        "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
-        "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
-    }
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {number:,}" for key, number in value.items())
+    if isinstance(value, list):
+        return ", ".join(value)
+    return {True: "yes", False: "no", None: ""}.get(value, str(value))
 
 
 @app.command("download")
@@ -96,36 +86,21 @@ def download(
     from ogkd.data.catalog import benchmark, benchmarks
     from ogkd.data.fetch import download_benchmark, locate_benchmark
 
-    if names == ["all"]:
-        names = list(benchmarks())
-    elif "all" in names:
-        raise ConfigError("'all' already means every benchmark: give it alone.")
-    records = {benchmark(name).name: benchmark(name) for name in names}  # all known, none twice
-    failed = 0
-    for name, record in records.items():
+    known = benchmarks() if names == ["all"] else names
+    for record in dict.fromkeys([benchmark(name) for name in known]):
+        if present := locate_benchmark(record, folder=folder):
+            typer.echo(f"{record.name} is already present: {present}")
+            continue
+        say(f"{record.name}: licence: {record.licence}")
         try:
-            if present := locate_benchmark(record, folder=folder):
-                typer.echo(f"{name} is already present: {present}")
-                continue
-            say(f"{name}: licence: {record.licence}")
             path = download_benchmark(record, folder=folder)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
             ) from error
-        except OgkdError as error:
-            if len(records) == 1:
-                raise
-            failed += 1
-            say(f"{name} failed: {error}")
-            continue
-        typer.echo(f"{name} -> {path}")
-        typer.echo(f"Next:  ogkd fit {name if folder is None else path} --shots 16 --out my-model")
-    if failed:
-        raise DataError(
-            f"{failed} of {len(records)} benchmarks could not be downloaded, for the reasons "
-            "above. Run the same command again to retry only those."
-        )
+        typer.echo(f"{record.name} -> {path}")
+        data = record.name if folder is None else path
+        typer.echo(f"Next:  ogkd fit {data} --shots 16 --out my-model")
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
@@ -306,24 +281,21 @@ def data_folder(data: Path) -> Path:
 def _print_audit(audit: Audit) -> None:
     facts = audit.facts
     splits = {split or "images": counts for split, counts in facts.counts.items()}
-    rows = [
-        [_plain(name), *(counts[name] for counts in splits.values())]
-        for name in next(iter(splits.values()))
-    ]
+    names = next(iter(splits.values()))
+    rows = [[_plain(name), *(counts[name] for counts in splits.values())] for name in names]
     sizes_of = Counter(record.split or "images" for record in audit.records)
     rows.append(["all", *(sizes_of[split] for split in splits)])
     print_table(("class", *splits), rows, numbers=tuple(splits))
-    sizes = ", ".join(list(facts.sizes)[:3]) + (", ..." if len(facts.sizes) > 3 else "")
-    typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
+    sizes = shorten(", ".join(facts.sizes), 40, placeholder=" ...") or "none"
+    typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes}")
     for finding in audit.findings:
         colour = _COLOURS[finding.severity]
         typer.secho(f"\n{finding.severity.upper()}", fg=colour, bold=True, nl=False)
         typer.echo(f" {_plain(finding.what)}")
         for case in finding.where[:_SHOWN]:
-            files = " = ".join(case.files[:_SHOWN])
             more = " = ..." if len(case.files) > _SHOWN else ""
             note = f"  ({case.note})" if case.note else ""
-            typer.echo(f"  {_plain(files + more + note)}")
+            typer.echo(f"  {_plain(' = '.join(case.files[:_SHOWN]) + more + note)}")
         if len(finding.where) > _SHOWN:
             typer.echo(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
         typer.echo(f"  -> {_plain(finding.next)}")

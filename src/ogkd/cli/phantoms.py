@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -53,20 +52,16 @@ def phantoms(
     if out is None:
         raise ConfigError("The folder to write is missing.", argument="out")
     splits = {"train": train, "val": val, "test": test}
-    began = time.perf_counter()
     if name == drawn.CHEST_FINDINGS:
-        table = drawn.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
-        images, findings = sum(splits.values()), len(drawn.FINDINGS)
-        typer.echo(f"{images} images of {findings} findings -> {table}")
+        out = drawn.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
+        typer.echo(f"{sum(splits.values())} images of {len(drawn.FINDINGS)} findings -> {out}")
         return
     classes = len(drawn.phantom(name).class_names)
-    total = sum(splits.values()) * classes
-    if volumes is not None:
-        from ogkd.data.phantoms.volumes import write_volumes
-
-        write_volumes(name, out, splits=splits, slices=volumes, share=share, seed=seed, size=size)
-        typer.echo(f"Wrote {total:,} volumes in {time.perf_counter() - began:.1f} s: {out}")
-        return
-    drawn.write_folder(name, out, splits=splits, seed=seed, size=size)
-    rate = total / (time.perf_counter() - began)
-    typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")
+    what = "images"
+    if volumes is None:
+        drawn.write_folder(name, out, splits=splits, seed=seed, size=size)
+    else:
+        what = "volumes"
+        options = {"slices": volumes, "share": share, "size": size}
+        drawn.write_volumes(name, out, splits=splits, seed=seed, **options)
+    typer.echo(f"{sum(splits.values()) * classes} {what} of {classes} classes -> {out}")

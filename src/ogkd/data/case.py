@@ -259,3 +259,19 @@ def require_files(cases: Sequence[Case]) -> None:
             f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
             "Check the paths; in a table or split file they are relative to its folder or `root`."
         )
+
+
+def refuse_twice(source: Path, rows: Sequence[tuple[str, Case]]) -> None:
+    """Refuse an image that is listed twice; `rows` says where each case was read."""
+    seen: dict[str, tuple[str, Case]] = {}
+    twice = []
+    for where, case in rows:
+        first, other = seen.setdefault(os.path.normpath(str(case.image)), (where, case))
+        if other is not case:
+            what = "the same label" if other.target == case.target else "another label"
+            twice.append(f"{case.image}: {first} and {where}, with {what}")
+    if twice:
+        raise DataError(
+            f"{source} lists {len(twice)} file(s) twice:\n{first_lines(twice)}\n"
+            "Keep one line for each image."
+        )

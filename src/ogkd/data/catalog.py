@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -39,7 +38,7 @@ class Benchmark(_Record):
     title: str
     modality: str
     organ: str
-    class_names: Annotated[tuple[str, ...], Field(min_length=2)]  # in label order
+    class_names: tuple[str, ...]  # in label order
     base: int  # the first so many labels are base classes
     base_to_novel: bool = True  # whether the paper uses it in that protocol
     normal: tuple[str, ...] = ()
@@ -105,35 +104,24 @@ def benchmarks() -> Mapping[str, Benchmark]:
     return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
 
 
-_added: dict[str, Benchmark] = {}
-
-
-def add_catalog(path: str | os.PathLike[str]) -> None:
-    """Add the datasets of another catalogue file, in the format of catalog.toml."""
-    for name, record in read_catalog(Path(path)).items():
-        if (_called(name, benchmarks()) or _called(name, _added) or record) != record:
-            raise ConfigError(f"Two datasets are named '{name}', one of them in {path}. Rename it.")
-        _added[name] = record
-
-
 @functools.cache
-def _load_plugins() -> None:
-    """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
-    for what, _, entry in plugins.installed(plugins.DATASETS):
-        if isinstance(entry, ModuleType):
-            continue
-        if not isinstance(entry, str | os.PathLike):
-            raise ConfigError(f"{what} is not the path of a catalogue file, but {entry!r}.")
+def _plugged() -> Mapping[str, Benchmark]:
+    """The datasets of plugins, whose entry points are paths of files like catalog.toml."""
+    known: dict[str, Benchmark] = {}
+    for what, _, path in plugins.installed(plugins.DATASETS):
         try:
-            add_catalog(entry)
-        except (OSError, ConfigError) as error:
+            records = read_catalog(Path(path))
+        except (OSError, TypeError, ConfigError) as error:
             raise ConfigError(f"{what} cannot be used: {error}") from error
+        if twice := [name for name in records if _called(name, {**known, **benchmarks()})]:
+            raise ConfigError(f"Two datasets are named '{twice[0]}', one of them in {path}.")
+        known |= records
+    return known
 
 
 def known_benchmarks() -> dict[str, Benchmark]:
     """The paper's datasets and those of plugins, by name."""
-    _load_plugins()
-    return dict(benchmarks()) | _added
+    return {**benchmarks(), **_plugged()}
 
 
 def find_benchmark(name: str) -> Benchmark | None:

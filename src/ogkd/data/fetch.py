@@ -13,11 +13,11 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ogkd.data.catalog import Benchmark, benchmark, benchmarks, find_benchmark
+from ogkd.data.names import SPLITS
 from ogkd.errors import DataError, OgkdWarning, did_you_mean
 from ogkd.files import (
     blob_id,
@@ -30,12 +30,11 @@ from ogkd.files import (
 )
 from ogkd.progress import progress_bar
 
-if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
+if TYPE_CHECKING:  # imported only when something is read or downloaded
     from ogkd.data.case import Dataset
     from ogkd.download import Downloaded
 
-_DEEPEST = 4  # levels of folders in an archive above the images
-_MAX_BYTES, _MAX_MEMBERS = 64 * 1024**3, 400_000  # of an unpacked archive
+_MAX_BYTES = 64 * 1024**3  # of an unpacked archive
 # What zipfile raises on files that are cut short, encrypted or something else.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, IndexError, RuntimeError)
 
@@ -80,22 +79,14 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
     return find_benchmark(path.name)
 
 
-def resolve_data(
-    source: str | Path | Dataset,
-    *,
-    root: Path | None = None,
-    class_names: Sequence[str] | None = None,
-    findings: Sequence[str] | None = None,
-    empty_classes: bool = False,
-) -> Dataset:
+def resolve_data(source: str | Path | Dataset, **options: Any) -> Dataset:
     """Read data given as a path in any layout or as the name of a benchmark.
 
-    The options are for layouts that do not specify them, and as for `read_dataset`.
+    The options are for layouts that do not specify them, and those of `read_dataset`.
     """
-    from ogkd.data.case import Dataset
     from ogkd.data.read import read_dataset
 
-    if isinstance(source, Dataset):
+    if not isinstance(source, str | Path):
         return source
     if (named := named_benchmark(source)) is not None:
         return read_benchmark(named)
@@ -106,32 +97,21 @@ def resolve_data(
     near = did_you_mean(path.name, benchmarks(), cutoff=0.7)
     if near and not path.exists() and len(path.parts) == 1:
         raise DataError(f"There is no folder or table {path}.{near}", argument="data")
-    return read_dataset(
-        path,
-        root=root,
-        class_names=class_names,
-        findings=findings,
-        empty_classes=empty_classes,
-    )
+    return read_dataset(path, **options)
 
 
-def download_benchmark(
-    name: str | Benchmark, *, folder: Path | None = None, force: bool = False
-) -> Path:
+def download_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Path:
     """Make sure that a benchmark is on this machine, and return its folder.
 
-    After an interruption, even by SIGKILL, the next call resumes. `force` starts from the
-    beginning and replaces what is there.
+    After an interruption, even by SIGKILL, the next call resumes.
     """
     record = _record(name)
     root = folder or data_dir()
     target = root / record.name
     with exclusive_lock(target):
-        if not force and (present := locate_benchmark(record, folder=root)):
+        if present := locate_benchmark(record, folder=root):
             return present
         work = target.with_name(f".{target.name}.download")
-        if force:
-            shutil.rmtree(work, ignore_errors=True)
         archive = _fetch(record.url, work / record.archive, record.archive_sha256)
         with folder_atomically(target) as aside:
             try:
@@ -161,10 +141,7 @@ def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
     from ogkd.download import Downloaded, download, hub_offline, mirrored
 
     if target.is_file():  # complete: an earlier call was interrupted while unpacking
-        digest = sha256_file(target)
-        if sha256 in (None, digest):
-            return Downloaded(target, digest)
-        target.unlink()
+        return Downloaded(target, sha256_file(target))
     if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
@@ -181,11 +158,8 @@ def unpack(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as opened:
             members = opened.infolist()
             total = sum(member.file_size for member in members)
-            if total > _MAX_BYTES or len(members) > _MAX_MEMBERS:
-                raise DataError(
-                    f"{archive} was refused: unpacked, it has {total / 1e9:,.1f} GB in "
-                    f"{len(members):,} files."
-                )
+            if total > _MAX_BYTES:
+                raise DataError(f"{archive} was refused: unpacked, it has {total / 1e9:,.1f} GB.")
             check_space(folder, total, what=f"{archive.name}, unpacked,")
             folder.mkdir(parents=True, exist_ok=True)
             with progress_bar(f"Unpacking {archive.name}", len(members)) as bar:
@@ -197,37 +171,32 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
-    """Move the split file and the images to where `_is_benchmark` expects them."""
-    from ogkd.data.read import read_dataset
+    """Move the split file and the images to where `_is_benchmark` expects them.
 
+    Archives differ: the split file may be at the top, one folder down, or absent.
+    """
     unpacked = aside / ".unpacked"
-    # Archives differ: the split file may be at the top, one folder down, or absent.
-    candidates = sorted(unpacked.rglob(record.split_file), key=lambda path: len(path.parts))
     split = aside / record.split_file
-    if candidates:
-        candidates[0].rename(split)
+    if (inside := _shallowest(unpacked, record.split_file)) is not None:
+        inside.rename(split)
     elif record.split_url:
-        fetched = _fetch(record.split_url, work / record.split_file, record.split_sha256)
-        shutil.copyfile(fetched.path, split)
+        target = work / record.split_file
+        shutil.copyfile(_fetch(record.split_url, target, record.split_sha256).path, split)
     else:
         raise DataError(f"{record.archive} does not contain {record.split_file}.")
-    _check_hash(record, split)
-    first = read_dataset(split, root=unpacked).cases[0].image.file.relative_to(unpacked)
-    images = next((folder for folder in _folders(unpacked) if (folder / first).is_file()), None)
-    if images is None:
+    (aside / record.folder).mkdir()
+    first = _read(record, aside).cases[0].image.file.relative_to(aside / record.folder)
+    if (image := _shallowest(unpacked, first.as_posix())) is None:
         raise DataError(
             f"{record.archive} does not contain {first}, the first image of {record.split_file}."
         )
-    images.rename(aside / record.folder)
+    (aside / record.folder).rmdir()
+    image.parents[len(first.parts) - 1].rename(aside / record.folder)
     shutil.rmtree(unpacked, ignore_errors=True)  # already gone if the images were at the top
 
 
-def _folders(top: Path) -> Iterator[Path]:
-    """The folder and those below it, top level first, down to a few levels."""
-    level = [top]
-    for _ in range(_DEEPEST):
-        yield from level
-        level = [path for folder in level for path in sorted(folder.iterdir()) if path.is_dir()]
+def _shallowest(top: Path, name: str) -> Path | None:
+    return min(top.rglob(name), key=lambda path: len(path.parts), default=None)
 
 
 def _is_benchmark(record: Benchmark, folder: Path) -> bool:
@@ -238,48 +207,41 @@ def _read(record: Benchmark, folder: Path) -> Dataset:
     from ogkd.data.read import read_dataset
 
     split = folder / record.split_file
-    _check_hash(record, split)
-    return read_dataset(split, root=folder / record.folder)
-
-
-def _check_hash(record: Benchmark, split: Path) -> None:
     content = split.read_bytes()
-    for kind, expected, actual in (
-        ("sha256", record.split_sha256, hashlib.sha256(content).hexdigest()),
-        ("git blob", record.split_git_blob, blob_id(content)),
+    for expected, actual in (
+        (record.split_sha256, hashlib.sha256(content).hexdigest()),
+        (record.split_git_blob, blob_id(content)),
     ):
         if expected not in (None, actual):
             raise DataError(
-                f"{split} is not the official split file of '{record.name}': its {kind} is "
+                f"{split} is not the official split file of '{record.name}': its hash is "
                 f"{actual}, not {expected}. A split of your own must have another name."
             )
+    return read_dataset(split, root=folder / record.folder)
 
 
 def _check(record: Benchmark, folder: Path) -> None:
     """Compare with the official classes and counts, and check that every image is there."""
+    from ogkd.data.case import require_files
+
     dataset = _read(record, folder)
+    counts = Counter(case.split for case in dataset.cases)
+    facts = {split: counts[split] for split in SPLITS}
     if dataset.names != record.class_names:
         raise DataError(
             f"{record.split_file} has the classes {', '.join(dataset.names)}, but "
             f"'{record.name}' has {', '.join(record.class_names)}."
         )
-    counts = Counter(case.split for case in dataset.cases)
-    for split, expected in record.counts.model_dump().items():
-        if counts[split] != expected:
-            problem = (
-                f"{record.split_file} has {counts[split]:,} {split} images, but '{record.name}' "
-                f"officially has {expected:,}."
-            )
-            if record.split_sha256 is not None:
-                raise DataError(problem)
-            # The count is not from a file that was seen.
-            warnings.warn(f"{problem} The count may be wrong.", OgkdWarning, stacklevel=2)
-    missing = [image.file for image in dataset.images if not image.file.is_file()]
-    if missing:
-        raise DataError(
-            f"{record.archive} is missing {len(missing):,} of the {len(dataset.cases):,} images "
-            f"of its split, such as {missing[0].relative_to(folder)}."
+    if facts != (expected := record.counts.model_dump()):
+        problem = (
+            f"{record.split_file} has the images {facts}, but '{record.name}' officially has "
+            f"{expected}."
         )
+        if record.split_sha256 is not None:
+            raise DataError(problem)
+        # The counts are not from a file that was seen.
+        warnings.warn(f"{problem} The catalogue may be wrong.", OgkdWarning, stacklevel=2)
+    require_files(dataset.cases)
 
 
 def _record(name: str | Benchmark) -> Benchmark:

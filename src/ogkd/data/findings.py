@@ -22,7 +22,7 @@ _VALUES = {
     # -1 is how large public tables of chest films mark what the reader left open
     **dict.fromkeys(("", "-1", "-1.0", "?", "unknown", "uncertain", "nan", "<na>"), UNKNOWN),
 }
-_EXAMPLES, _WIDEST = 3, 30  # cells of a column in a note, and their letters
+_WIDEST = 30  # letters of a column's cells in a note
 _MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a mistake
 
 Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
@@ -37,7 +37,8 @@ def read_findings(
 
     `wanted` names the findings to read; without it, they are all that the table has.
     """
-    asked = None if wanted is None else _wanted(columns, wanted)
+    by_name = {_plain(name): name for name in columns}
+    asked = None if wanted is None else [by_name.get(_plain(name)) for name in wanted]
     if rows and LISTED in rows[0][1] and not any(asked or ()):
         return _listed(path, rows, wanted)
     if asked is not None and None in asked:
@@ -53,9 +54,14 @@ def read_findings(
             f"{path} needs the columns path and label, or a column of 1, 0 or nothing for each "
             f"finding, but has: {', '.join(rows[0][1])}."
         )
-    values = [
-        tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
-    ]
+    values = []
+    for line, row in rows:
+        if invalid := next((name for name in names if row[name].lower() not in _VALUES), None):
+            raise DataError(
+                f"{path}, line {line}: '{columns[invalid]}' is '{row[invalid]}', but a finding is "
+                "1, 0 or empty."
+            )
+        values.append(tuple(_VALUES[row[name].lower()] for name in names))
     rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
     return read_class_names([columns[name] for name in names]), values, _in_words(rest, rows)
 
@@ -79,25 +85,9 @@ def _in_words(columns: Mapping[str, str], rows: Lines) -> str:
         cells = {row[name] for _, row in rows}
         values = sorted(cell for cell in cells if _VALUES.get(cell.lower()) != UNKNOWN)
         if len(values) == 2 or not any(map(str.isdigit, "".join(values))):
-            shown = [shorten(value, _WIDEST, placeholder="...") for value in values[:_EXAMPLES]]
-            shown += ["..."] * (len(values) > _EXAMPLES)
-            described.append(f"{columns[name]} ({', '.join(shown) or 'nothing known'})")
+            shown = shorten(", ".join(values), _WIDEST, placeholder=" ...") or "nothing known"
+            described.append(f"{columns[name]} ({shown})")
     return ", ".join(described)
-
-
-def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:
-    """The column of each wanted finding, whatever its case and underscores; None: there is none."""
-    by_name = {_plain(name): name for name in columns}
-    return [by_name.get(_plain(name)) for name in wanted]
-
-
-def _value(path: Path, line: int, name: str, cell: str) -> int:
-    try:
-        return _VALUES[cell.lower()]
-    except KeyError:
-        raise DataError(
-            f"{path}, line {line}: '{name}' is '{cell}', but a finding is 1, 0 or empty."
-        ) from None
 
 
 def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:

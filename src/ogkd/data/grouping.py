@@ -7,12 +7,13 @@ not normal.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ogkd.data.case import Case, Dataset
+from ogkd.data.case import Case, Dataset, images_of
 from ogkd.data.names import first_lines
 from ogkd.data.task import Target, Task
 from ogkd.errors import ConfigError, DataError, OgkdWarning
@@ -53,15 +54,10 @@ class Grouping:
                 argument="slice",
             )
         return cls(
-            None if by is None else by.strip().lower(),
+            by and by.strip().lower(),
             None if slices is None else SlicesRule.parse(slices),
             None if slice is None else SliceRule.parse(slice),
         )
-
-    @property
-    def column(self) -> str | None:
-        """The column of a table that names the cases; None if the files define them."""
-        return None if self.by in FROM_FILES else self.by
 
     @property
     def joins_images(self) -> bool:
@@ -71,7 +67,8 @@ class Grouping:
     @property
     def unit(self) -> str:
         """What a case is called."""
-        return self.column or ("case" if self.joins_images else "image")
+        column = None if self.by in FROM_FILES else self.by
+        return column or ("case" if self.joins_images else "image")
 
     @property
     def representative(self) -> Grouping:
@@ -103,7 +100,7 @@ class Grouping:
         groups: dict[str, list[Case]] = defaultdict(list)
         for case in cases:
             groups[self._name(case, series.get(case.image))].append(case)
-        _warn_of_mixed_cases(groups, series)
+        _warn_of_irregularities(groups, series)
 
         def position(case: Case) -> tuple[str, float, int]:
             known = series.get(case.image)
@@ -119,47 +116,41 @@ class Grouping:
         rule = self.slices
         if rule is None:
             return list(cases)
-        expanded: list[Case] = []
-        mismatch: DataError | None = None  # the rule does not fit a file
+        mismatch: list[DataError] = []  # the rule does not fit a file
         readable = False
+
+        def expanded(case: Case) -> Case:
+            nonlocal readable
+            images: list[ImageRef] = []
+            targets: list[Target] = []
+            for image, target in zip(case.images, _labels(case), strict=True):
+                try:
+                    parts = parts_of(image, rule)
+                except DataError as error:
+                    mismatch.extend([error] if error.argument else [])
+                    parts = [Broken(image.file, image.part, str(error))]
+                readable |= not isinstance(parts[0], Broken)
+                images += parts
+                targets += [target] * len(parts)
+            known = None if case.image_targets is None else tuple(targets)
+            bar.advance()
+            return replace(case, images=tuple(images), image_targets=known)
+
         with progress_bar("Looking for slices", len(cases)) as bar:
-            for case in cases:
-                images: list[ImageRef] = []
-                targets: list[Target] = []
-                image_targets = case.image_targets or (case.target,) * len(case.images)
-                for image, target in zip(case.images, image_targets, strict=True):
-                    try:
-                        parts = parts_of(image, rule)
-                    except DataError as error:
-                        mismatch = error if error.argument else mismatch
-                        parts = [Broken(image.file, image.part, str(error))]
-                    readable |= not isinstance(parts[0], Broken)
-                    images += parts
-                    targets += [target] * len(parts)
-                known = None if case.image_targets is None else tuple(targets)
-                expanded.append(replace(case, images=tuple(images), image_targets=known))
-                bar.advance()
-        if mismatch is not None and not readable:
-            raise mismatch  # another rule is needed; of some files, what remains is used
-        return expanded
+            several = [expanded(case) for case in cases]
+        if mismatch and not readable:
+            raise mismatch[-1]  # another rule is needed; of some files, what remains is used
+        return several
 
     def _series(self, cases: Sequence[Case]) -> dict[ImageRef, Series]:
         series: dict[ImageRef, Series] = {}
         if self.by not in ("study", "series"):
             return series
-        for case in cases:
-            for image in case.images:
-                if kind_of(image.file) != "dicom":
-                    raise DataError(
-                        f"{image} is not a DICOM file, so its {self.by} is unknown. Group by "
-                        "something else, such as folder.",
-                        argument="cases",
-                    )
-                try:
-                    series[image] = Series.of(image.file)
-                except DataError:  # reading the image will say why
-                    continue
-        _warn_of_irregular_series(series)
+        for image in images_of(cases):
+            if kind_of(image.file) != "dicom":
+                raise self._nameless(f"{image} is not a DICOM file and has no {self.by}")
+            with contextlib.suppress(DataError):  # reading the image will say why
+                series[image] = Series.of(image.file)
         return series
 
     def _name(self, case: Case, series: Series | None) -> str:
@@ -168,31 +159,25 @@ class Grouping:
         if self.by in FROM_FILES:
             if series is None:
                 return case.name
-            uid = series.study if self.by == "study" else series.series
-            if not uid:
-                raise DataError(
-                    f"The header of {case.image} has no {self.by}. Group by something else, such "
-                    "as folder.",
-                    argument="cases",
-                )
-            return uid
+            if uid := series.study if self.by == "study" else series.series:
+                return uid
+            raise self._nameless(f"The header of {case.image} has no {self.by}")
         column = str(self.by)
         for known in (column, _WRITTEN):
             if known in case.columns:
                 if not case.columns[known]:
-                    raise DataError(
-                        f"The column '{known}' is empty for {case.image}. Fill it in, or leave the "
-                        "image out.",
-                        argument="cases",
-                    )
+                    raise self._nameless(f"The column '{known}' is empty for {case.image}")
                 return case.columns[known]
         if column == _PATIENT and case.group is not None:
             return case.group
         if len(case.images) > 1:  # named by the caller
             return case.name
-        raise DataError(
-            f"This data has no column '{column}' that says which images belong together. Give a "
-            f"table with it, or group by something else: {', '.join(FROM_FILES)}.",
+        raise self._nameless(f"This data has no column '{column}'")
+
+    def _nameless(self, why: str) -> DataError:
+        return DataError(
+            f"{why}, which should say which images belong together. Fill it in, or group by "
+            f"something else: a column of a table, {', '.join(FROM_FILES)}.",
             argument="cases",
         )
 
@@ -211,7 +196,7 @@ def _joined(name: str, group: Sequence[Case], target: Target) -> Case:
         for column, cell in first.columns.items()
         if all(case.columns.get(column) == cell for case in group)
     }
-    images = tuple(image for case in group for image in case.images)
+    images = tuple(images_of(group))
     return replace(first, name=name, images=images, target=target, columns=same)
 
 
@@ -219,31 +204,27 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
     """Give each case its target, and its images theirs if labels differ within any case."""
     merged: list[Case] = []
     complaints: list[str] = []
-    own_labels = differ = False
+    own_labels = False
     for name, group in groups.items():
+        labels = [label for case in group for label in _labels(case)]
+        target = task.merge(labels)
+        patients = {case.group: None for case in group if case.group is not None}
         for what, values in (
             ("splits", {case.split for case in group}),
-            ("patients", {case.group for case in group if case.group is not None}),
+            ("patients", patients),
+            ("labels", {task.text(label) for label in labels} if target is None else ()),
         ):
             if len(values) > 1:
                 complaints.append(f"{name}: {what} {', '.join(sorted(values))}")
-        labels = _labels(group)
-        target = task.merge(labels)
-        if target is None:
-            shown = ", ".join(sorted({task.text(label) for label in labels}))
-            complaints.append(f"{name}: labels {shown}")
-            differ = True
-            target = labels[0]
         own_labels |= len(set(labels)) > 1 or any(case.image_targets for case in group)
-        patient = next((case.group for case in group if case.group is not None), None)
-        merged.append(
-            replace(_joined(name, group, target), group=patient, image_targets=tuple(labels))
-        )
+        case = _joined(name, group, labels[0] if target is None else target)
+        patient = next(iter(patients), None)
+        merged.append(replace(case, group=patient, image_targets=tuple(labels)))
     if complaints:
-        less = " An image may show less than its case: give it the label of a normal class."
         raise DataError(
             f"{len(complaints)} case(s) contradict themselves:\n{first_lines(complaints)}\n"
-            f"A case has one answer, one patient and one split.{less if differ else ''}",
+            "A case has one answer, one patient and one split. An image that shows less than its "
+            "case needs the label of a normal class.",
             argument="cases",
         )
     if own_labels:
@@ -251,55 +232,40 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
     return [replace(case, image_targets=None) for case in merged]
 
 
-def _labels(group: Sequence[Case]) -> list[Target]:
-    labels: list[Target] = []
-    for case in group:
-        labels += case.image_targets or (case.target,) * len(case.images)
-    return labels
+def _labels(case: Case) -> Sequence[Target]:
+    return case.image_targets or (case.target,) * len(case.images)
 
 
-def _warn_of_irregular_series(series: Mapping[ImageRef, Series]) -> None:
-    """Warn about irregular series; their images are used all the same."""
+def _warn_of_irregularities(
+    groups: Mapping[str, Sequence[Case]], series: Mapping[ImageRef, Series]
+) -> None:
+    """Warn about irregular series and mixed cases; their images are used all the same."""
+    lines = []
     by_series: dict[str, list[Series]] = defaultdict(list)
     for header in series.values():
         by_series[header.series].append(header)
-    irregular = []
     for uid, headers in by_series.items():
         numbers = Counter(h.number for h in headers if h.number is not None)
         missing = set(range(min(numbers), max(numbers) + 1)) - set(numbers) if numbers else set()
         repeated = [number for number, times in numbers.items() if times > 1]
-        if missing:
-            irregular.append(f"series {uid}: instance {_short(missing)} is missing")
-        if repeated:
-            irregular.append(f"series {uid}: instance {_short(repeated)} occurs more than once")
+        for instances, what in ((missing, "is missing"), (repeated, "occurs more than once")):
+            if instances:
+                lines.append(f"series {uid}: instance {_short(instances)} {what}")
         if len({h.normal for h in headers if h.normal}) > 1:
-            irregular.append(f"series {uid}: slices of more than one orientation")
-    _warn(irregular, "These DICOM series are irregular")
-
-
-def _warn_of_mixed_cases(
-    groups: Mapping[str, Sequence[Case]], series: Mapping[ImageRef, Series]
-) -> None:
-    mixed = []
+            lines.append(f"series {uid}: slices of more than one orientation")
     for name, group in groups.items():
-        images = [image for case in group for image in case.images]
-        kinds = {kind_of(image.file) for image in images}
-        if len(kinds) > 1:
-            mixed.append(f"{name}: files of different kinds ({', '.join(sorted(kinds))})")
+        images = images_of(group)
         headers = [series[image] for image in images if image in series]
         for what, values in (
+            ("kinds of files", {kind_of(image.file) for image in images}),
             ("modalities", {h.modality for h in headers}),
             ("sizes", {"{} x {}".format(*h.size) for h in headers}),
         ):
             if len(values) > 1:
-                mixed.append(f"{name}: different {what} ({', '.join(sorted(values))})")
-    _warn(mixed, "These cases mix images of different kinds, but each gets one answer")
-
-
-def _warn(lines: Sequence[str], what: str) -> None:
+                lines.append(f"{name}: different {what} ({', '.join(sorted(values))})")
     if lines:
-        text = f"{what}; all images are used:\n{first_lines(lines)}"
-        warnings.warn(text, OgkdWarning, stacklevel=4)
+        text = f"These series or cases are irregular; all images are used:\n{first_lines(lines)}"
+        warnings.warn(text, OgkdWarning, stacklevel=3)
 
 
 def _short(numbers: Iterable[int]) -> str:

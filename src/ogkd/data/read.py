@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
+from typing import Annotated
 
-from ogkd.data.case import Case, Dataset
-from ogkd.data.coop_json import read_coop_json
-from ogkd.data.medmnist import read_medmnist
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from ogkd.data.case import Case, Dataset, refuse_twice
 from ogkd.data.names import (
     SPLITS,
     class_labels,
@@ -19,8 +24,10 @@ from ogkd.data.names import (
 from ogkd.data.tables import read_table
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
+from ogkd.files import read_bytes
 from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
+from ogkd.images.npz import npy_header
 
 # Pictures and videos that people keep beside images, and that would be missed silently.
 _UNREAD = {".avi", ".avif", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".mha", ".mhd", ".mov"}
@@ -46,28 +53,134 @@ def read_dataset(
     folder without images is a class without images; else it is refused.
     """
     path = Path(source)
-    base = None if root is None else Path(root)
-    ending = path.suffix.lower()
-    if findings is not None and (path.is_dir() or ending in (".json", ".npz")):
-        raise ConfigError(
-            f"Findings are columns of a table, but {path} is not a table.", argument="findings"
-        )
-    if base is not None and (path.is_dir() or ending == ".npz"):
-        raise ConfigError(
-            f"A root is only for tables and split files, but {path} contains its images.",
-            argument="root",
-        )
-    if base is not None and not base.is_dir():
-        raise DataError(f"There is no folder {base}, given as root.", argument="root")
-    if path.is_dir():
+    folder = path.parent if root is None else Path(root)
+    ending = "folder" if path.is_dir() else path.suffix.lower()
+    for argument, value, others in (
+        ("findings", findings, ("folder", ".json", ".npz")),
+        ("root", root, ("folder", ".npz")),
+    ):
+        if value is not None and ending in others:
+            raise ConfigError(
+                f"{argument} is for tables and split files, but {path} is none that takes it.",
+                argument=argument,
+            )
+    if not folder.is_dir() and root is not None:
+        raise DataError(f"There is no folder {folder}, given as root.", argument="root")
+    if ending == "folder":
         return _read_folders(path, class_names, empty_classes)
     if not path.is_file():
         raise DataError(f"There is no folder or table {path}.", argument="data")
     if ending == ".json":
-        return read_coop_json(path, root=base, class_names=class_names)
+        return _read_split_file(path, folder, class_names)
     if ending == ".npz":
-        return read_medmnist(path, class_names=class_names)
-    return read_table(path, root=base, class_names=class_names, findings=findings)
+        return _read_medmnist(path, class_names)
+    return read_table(path, root=folder, class_names=class_names, findings=findings)
+
+
+# Split files of the CoOp family: {"train": [[path, label, class name], ...], "val": ...}
+
+_Row = tuple[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=0)], str]
+_SPLIT_FILE = TypeAdapter(dict[str, list[_Row]])
+
+
+def _read_split_file(path: Path, folder: Path, class_names: Sequence[str] | None) -> Dataset:
+    """Paths count from `folder` and never leave it; images need not exist.
+
+    The order of the file is kept: the released draw depends on it.
+    """
+    try:
+        content = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
+        parts = _SPLIT_FILE.validate_json(content, strict=True)
+    except (OSError, ValidationError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
+        where = "".join(f"[{key}]" for key in first.get("loc", ()))
+        raise DataError(
+            f'{path} is not a split file, {{"train": [["folder/image.png", 0, "class name"], '
+            f'...], "val": ..., "test": ...}}: {where} {first["msg"]}.'
+        ) from error
+    names: dict[int, str] = {}
+    rows = []
+    for split, entries in parts.items():
+        for number, (relative, label, name) in enumerate(entries):
+            where = f"{split}[{number}]"
+            if names.setdefault(label, name) != name:
+                raise DataError(
+                    f"{path}, {where}: label {label} is '{name}', but '{names[label]}' before."
+                )
+            inside = PureWindowsPath(relative)  # whose rules include those of other systems
+            if inside.drive or inside.root or ".." in inside.parts or "\0" in relative:
+                raise DataError(f"{path}, {where}: {relative!r} leaves the data folder.")
+            case = Case.single(ImageRef.of(folder / relative), label, split=split_name(split))
+            rows.append((where, case))
+    splits = [split_name(split) for split in parts]
+    if not rows or not set(splits) <= set(SPLITS) or len(set(splits)) < len(splits):
+        raise DataError(f"{path} has no images in train, val and test, but {', '.join(parts)}.")
+    if len(names) < 2 or max(names) >= len(names):
+        raise DataError(
+            f"{path} has {len(names)} class(es) with labels up to {max(names)}: labels must count "
+            "0, 1, 2, ... without gaps."
+        )
+    ordered = read_class_names(names[label] for label in sorted(names))
+    if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
+        raise DataError(
+            f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
+            f"{', '.join(class_names)}.",
+            argument="class_names",
+        )
+    refuse_twice(path, rows)
+    return Dataset(tuple(case for _, case in rows), OneOf(ordered))
+
+
+# MedMNIST archives: {train,val,test}_images and _labels in one .npz file. `file.npz#train/0` is the
+# first training image, which `ogkd.images` opens when it is needed.
+
+_MOST_IMAGES, _MOST_CLASSES = 50_000_000, 100_000  # far beyond any real archive; a header may lie
+# What zipfile and numpy raise on files that are cut short, encrypted or something else.
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, RuntimeError)
+
+
+def _read_medmnist(path: Path, class_names: Sequence[str] | None) -> Dataset:
+    """Labels as stored; classes are `class_names`, else "class 0", "class 1", ..."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            stored = [split for split in SPLITS if f"{split}_images.npy" in archive.namelist()]
+            labels = {split: _labels(path, archive, split) for split in stored}
+    except (*_DAMAGED, zipfile.BadZipFile, zlib.error, tokenize.TokenError) as error:
+        raise DataError(f"{path} is damaged or not a MedMNIST file ({error!r}).") from error
+    largest = max((max(values, default=-1) for values in labels.values()), default=-1)
+    default = [f"class {label}" for label in range(largest + 1)]
+    names = read_class_names(default if class_names is None else class_names)
+    if largest >= len(names) or len(names) < 2:
+        raise DataError(
+            f"{path} has labels up to {largest}, but there are {len(names)} class(es).",
+            argument="class_names",
+        )
+    cases = tuple(
+        Case.single(ImageRef(path, f"{split}/{row}"), label, split=split)
+        for split, values in labels.items()
+        for row, label in enumerate(values)
+    )
+    return Dataset(cases, OneOf(names))
+
+
+def _labels(path: Path, archive: zipfile.ZipFile, split: str) -> list[int]:
+    """The labels of a split; of its images, only the header is read."""
+    with archive.open(f"{split}_images.npy") as file:
+        images, _ = npy_header(file)
+    with archive.open(f"{split}_labels.npy") as file:
+        shape, dtype = npy_header(file)
+    flat = len(images) == 3 or (len(images) == 4 and images[3] in (1, 3))
+    one_each = shape in (images[:1], (*images[:1], 1)) and np.issubdtype(dtype, np.integer)
+    if not (flat and one_each) or images[0] > _MOST_IMAGES:
+        raise DataError(
+            f"{path}, {split}: images of shape {images} and labels of shape {shape} ({dtype}) are "
+            "not flat images with one whole number each."
+        )
+    with archive.open(f"{split}_labels.npy") as file:
+        numbers: list[int] = np.lib.format.read_array(file, allow_pickle=False).ravel().tolist()
+    if not 0 <= min(numbers, default=0) <= max(numbers, default=0) < _MOST_CLASSES:
+        raise DataError(f"{path}, {split}_labels: a label is not the number of a class.")
+    return numbers
 
 
 def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: bool) -> Dataset:

@@ -134,15 +134,6 @@ def flip_labels(
 # Patients and lesions: a model must not learn from and be evaluated on cases of one group
 
 
-def shared_groups(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-    """Each group with cases in more than one split, and those splits."""
-    splits: dict[str, dict[str, None]] = {}
-    for case in dataset.cases:
-        if case.group is not None:
-            splits.setdefault(case.group, {})[case.split] = None
-    return {group: tuple(names) for group, names in splits.items() if len(names) > 1}
-
-
 def yields(case: Case) -> int:
     """How readily a split gives up cases of a group that it shares with others; 0: never."""
     return _PRIORITY.get(case.split, 0)
@@ -156,13 +147,12 @@ def separate_groups(dataset: Dataset) -> tuple[Dataset, tuple[Case, ...]]:
     """
     strictest: dict[str | None, int] = {}
     for case in dataset.cases:
-        level = yields(case)
-        strictest[case.group] = min(strictest.get(case.group, level), level)
-    kept: list[Case] = []
-    dropped: list[Case] = []
-    for case in dataset.cases:
-        leaks = case.group is not None and yields(case) > strictest[case.group]
-        (dropped if leaks else kept).append(case)
+        strictest[case.group] = min(strictest.get(case.group, yields(case)), yields(case))
+    leaks = [
+        case.group is not None and yields(case) > strictest[case.group] for case in dataset.cases
+    ]
+    kept = [case for case, leak in zip(dataset.cases, leaks, strict=True) if not leak]
+    dropped = [case for case, leak in zip(dataset.cases, leaks, strict=True) if leak]
     return dataset.with_cases(kept), tuple(dropped)
 
 

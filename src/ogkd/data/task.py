@@ -8,16 +8,16 @@ such as ordinal grades, is one more class in this file.
 from __future__ import annotations
 
 import random
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.errors import ConfigError, pluralize
+from ogkd.data.names import fold_name
+from ogkd.errors import ConfigError, DataError, pluralize
 
 if TYPE_CHECKING:
     from ogkd.data.case import Case
@@ -32,17 +32,11 @@ Labels = NDArray[np.int64]
 Masks = NDArray[np.bool_]
 
 
-class CalibratedQuestion(Protocol):
-    """The calibration of one question."""
-
-    def probabilities(self, logits: Array) -> Probabilities: ...
-
-
 class Calibrated(Protocol):
-    """A calibration: one for each question of a task."""
+    """A calibration: for each question of a task, an object with `probabilities(logits)`."""
 
     @property
-    def questions(self) -> Sequence[CalibratedQuestion]: ...
+    def questions(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -70,8 +64,11 @@ def softmax(logits: ArrayLike) -> Probabilities:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """The names that are asked about; `normal` are the numbers of those that mean "no finding"."""
+class Task:
+    """The names that are asked about; `normal` are the numbers of those that mean "no finding".
+
+    What is here is that of one question over all names, exactly one of which is right.
+    """
 
     names: tuple[str, ...]
     normal: tuple[int, ...] = ()
@@ -99,42 +96,67 @@ class Task(ABC):
 
     # Targets of cases
 
-    @abstractmethod
     def shown(self, target: Target) -> tuple[int, ...]:
         """The numbers of the names that a case shows."""
+        return (int(target),)  # type: ignore[arg-type]  # a class
 
-    @abstractmethod
     def strata(self, target: Target) -> tuple[int, ...]:
         """What each part of a divided dataset should have its share of."""
+        return self.shown(target)
 
-    @abstractmethod
     def text(self, target: Target) -> str:
         """A target in words."""
+        return self.names[int(target)]  # type: ignore[arg-type]
 
-    @abstractmethod
     def cells(self, target: Target) -> list[tuple[str, str]]:
         """A target as columns and cells of a table."""
+        return [("label", self.text(target))]
 
-    @abstractmethod
     def merge(self, targets: Sequence[Target]) -> Target | None:
         """The target of a case by those of its images; None if they contradict each other."""
+        classes = set(targets)
+        if len(classes) > 1:
+            classes = classes - set(self.normal) or {min(classes)}
+        return next(iter(classes)) if len(classes) == 1 else None
 
-    @abstractmethod
     def agree(self, targets: Sequence[Target]) -> Target | None:
         """The target of one image by those of its copies; None if they contradict each other."""
+        return targets[0] if len(set(targets)) == 1 else None
 
-    @abstractmethod
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         """The task about some of its names, and the new target for an old one; None: there is none.
 
         Names keep their order.
         """
+        new = {number: position for position, number in enumerate(numbers)}
+        normal = tuple(new[number] for number in self.normal if number in new)
+        names = tuple(self.names[number] for number in numbers)
+        return replace(self, names=names, normal=normal), new.get  # type: ignore[return-value]
 
-    @abstractmethod
+    def _require_same(self, other: Task) -> None:
+        if self.kind != other.kind:
+            columns = (
+                "a column for each finding (1, 0 or empty)" if self.affine else "a column label"
+            )
+            raise DataError(
+                f"The model answers {self.plural}, but the data lists {other.plural}. Give a "
+                f"table with {columns}.",
+                argument="findings" if self.affine else None,
+            )
+
     def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
         """Targets of another task as targets of this one, matched by name, and warnings."""
+        self._require_same(other)
+        known = {fold_name(name): label for label, name in enumerate(self.names)}
+        names = {t: other.text(t) for t in sorted(set(targets))}
+        if unknown := [name for name in names.values() if fold_name(name) not in known]:
+            raise DataError(
+                f"The data has classes that the model does not know: {', '.join(unknown)}. "
+                f"The model knows: {', '.join(self.names)}."
+            )
+        label_of = {number: known[fold_name(name)] for number, name in names.items()}
+        return [label_of[target] for target in targets], []
 
-    @abstractmethod
     def draw(
         self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
     ) -> list[Case]:
@@ -143,10 +165,25 @@ class Task(ABC):
         With `rng`, as the released code draws; without, nested: the cases of K shots are among
         those of more, whatever their order.
         """
+        by_class: dict[int, list[Case]] = {}
+        for case in cases:
+            by_class.setdefault(int(case.target), []).append(case)  # type: ignore[arg-type]
+        drawn: list[Case] = []
+        if rng is not None:
+            for members in by_class.values():
+                # A class with exactly `shots` is shuffled too, as released: it moves the generator.
+                drawn += rng.sample(members, shots) if len(members) >= shots else members
+            return drawn
+        for label, members in sorted(by_class.items()):
+            members.sort(key=lambda case: case.image.as_posix())
+            random.Random(f"nested {seed} {label}").shuffle(members)
+            drawn += members[:shots]
+        return drawn
 
-    @abstractmethod
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         """What the targets say about each name, and how many do."""
+        counter = Counter(targets)
+        return {name: {"images": counter[number]} for number, name in enumerate(self.names)}
 
     def summary(self, targets: Sequence[Target]) -> str:
         """What a user should know about the targets before a fit; "": nothing."""
@@ -167,42 +204,43 @@ class Task(ABC):
         return np.array(targets, dtype=np.int64).reshape(len(targets), *self.label_shape)
 
     @property
-    @abstractmethod
-    def label_shape(self) -> tuple[int, ...]: ...
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of one target as an array."""
+        return ()
 
     @property
-    @abstractmethod
-    def label_range(self) -> tuple[int, int]: ...
+    def label_range(self) -> tuple[int, int]:
+        return 0, len(self.names) - 1
 
-    @abstractmethod
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         """The numbers of the names that these targets can teach, and warnings about the others."""
+        return list(range(len(self.names))), []
 
     # Questions: choices between classes that are fitted, pooled and calibrated each by itself
 
-    @abstractmethod
     def questions(self, logits: ArrayLike) -> list[Array]:
         """The logits of each question: [N, C] once, or [N, 2] for each finding."""
+        return [np.asarray(logits, dtype=np.float64)]
 
-    @abstractmethod
     def combine(self, tables: Sequence[Any]) -> Any:
         """The inverse of `questions`, for arrays and tensors."""
+        return tables[0]
 
-    @abstractmethod
     def question_labels(self, labels: Any) -> list[Any]:
         """The right answer to each question, [N] each; -1: unknown."""
+        return [labels]
 
-    @abstractmethod
     def question_names(self) -> list[tuple[str, ...]]:
         """For each question, the names of its classes."""
+        return [self.names]
 
-    @abstractmethod
     def question_normal(self) -> list[tuple[int, ...]]:
         """For each question, the classes that mean "no finding"."""
+        return [self.normal]
 
-    @abstractmethod
     def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
         """Probabilities of the names [N, C] from those of each question."""
+        return tables[0]
 
     def probabilities(
         self, logits: ArrayLike, calibration: Calibrated | None = None
@@ -214,41 +252,62 @@ class Task(ABC):
         pairs = zip(calibration.questions, tables, strict=True)
         return self._joined([question.probabilities(table) for question, table in pairs])
 
-    @abstractmethod
     def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
         """Which classes of each question may be right: [N, C], or [N, F, 2] for findings.
 
         `limits` are the smallest plausible probabilities of each question's classes.
         """
+        return np.asarray(p.astype(np.float64) >= limits[0])
 
-    @abstractmethod
     def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
         """Answers for probabilities [N, C]; `plausible` is what the method of that name returns."""
+        answers = []
+        for row, shares in enumerate(p):
+            best = int(shares.argmax())
+            members = None
+            if plausible is not None:
+                members = tuple(self.names[c] for c in np.flatnonzero(plausible[row]))
+            shown = tuple(map(float, shares))
+            answers.append(Answer(self.names[best], shown, best, shown[best], members))
+        return answers
 
-    @abstractmethod
     def evidence_label(self, p: Sequence[float]) -> int:
         """The name that evidence is shown for."""
+        return int(np.argmax(p))
 
-    @abstractmethod
     def locate(self, label: int) -> tuple[int, int]:
         """The question that a name belongs to, and its class there."""
+        return 0, label
 
-    @abstractmethod
     def lead(self, logits: Any, label: int) -> Any:
         """How far logits [.., C] speak for a name, and not for others: [..]."""
+        chosen = logits[..., label]
+        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
 
     # Tables of predictions
 
-    @abstractmethod
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
         """Columns and cells of an answer; of None, the columns with empty cells.
 
         The cell `abstain`, which a policy decides, is empty.
         """
+        shares: Sequence[float | None] = [None] * len(self.names)
+        prediction = probability = members = None
+        if answer is not None:
+            prediction, probability = answer.prediction, answer.probability
+            members, shares = answer.plausible, answer.probabilities
+        # An empty set is not written like an unknown one.
+        shown = None if members is None else "|".join(members) or "(none)"
+        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
+        cells += [("abstain", None), ("set", shown)]
+        return [*cells, *zip(self.names, shares, strict=True)]
 
-    @abstractmethod
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         """Columns and cells of a target beside the answer."""
+        shares = [f"{share:.6f}" for share in answer.probabilities]
+        best = shares[answer.label or 0]
+        cells = [("truth", self.text(target)), ("prediction", answer.prediction)]
+        return [*cells, ("probability", best), *zip(self.names, shares, strict=True)]
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names), "normal": list(self.normal_names)}

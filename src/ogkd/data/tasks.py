@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,136 +42,6 @@ class OneOf(Task):
     guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
     affine: ClassVar[bool] = False
     first_columns: ClassVar[int] = 4
-
-    def shown(self, target: Target) -> tuple[int, ...]:
-        return (int(target),)  # type: ignore[arg-type]  # a class
-
-    strata = shown
-
-    def text(self, target: Target) -> str:
-        return self.names[int(target)]  # type: ignore[arg-type]
-
-    def cells(self, target: Target) -> list[tuple[str, str]]:
-        return [("label", self.text(target))]
-
-    def merge(self, targets: Sequence[Target]) -> Target | None:
-        classes = set(targets)
-        if len(classes) > 1:
-            classes = classes - set(self.normal) or {min(classes)}
-        return next(iter(classes)) if len(classes) == 1 else None
-
-    def agree(self, targets: Sequence[Target]) -> Target | None:
-        return targets[0] if len(set(targets)) == 1 else None
-
-    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
-        new = {number: position for position, number in enumerate(numbers)}
-        normal = tuple(new[number] for number in self.normal if number in new)
-        return OneOf(tuple(self.names[number] for number in numbers), normal), new.get  # type: ignore[return-value]
-
-    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
-        _refuse_other(self, other)
-        known = {fold_name(name): label for label, name in enumerate(self.names)}
-        names = {t: other.text(t) for t in sorted(set(targets))}
-        if unknown := [name for name in names.values() if fold_name(name) not in known]:
-            raise DataError(
-                f"The data has classes that the model does not know: {', '.join(unknown)}. "
-                f"The model knows: {', '.join(self.names)}."
-            )
-        label_of = {number: known[fold_name(name)] for number, name in names.items()}
-        return [label_of[target] for target in targets], []
-
-    def draw(
-        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
-    ) -> list[Case]:
-        by_class: dict[int, list[Case]] = {}
-        for case in cases:
-            by_class.setdefault(int(case.target), []).append(case)  # type: ignore[arg-type]
-        drawn: list[Case] = []
-        if rng is not None:
-            for members in by_class.values():
-                # A class with exactly `shots` is shuffled too, as released: it moves the generator.
-                drawn += rng.sample(members, shots) if len(members) >= shots else members
-            return drawn
-        for label, members in sorted(by_class.items()):
-            members.sort(key=lambda case: case.image.as_posix())
-            random.Random(f"nested {seed} {label}").shuffle(members)
-            drawn += members[:shots]
-        return drawn
-
-    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
-        counter = Counter(targets)
-        return {name: {"images": counter[number]} for number, name in enumerate(self.names)}
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def label_range(self) -> tuple[int, int]:
-        return 0, len(self.names) - 1
-
-    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
-        return list(range(len(self.names))), []
-
-    def questions(self, logits: ArrayLike) -> list[Array]:
-        return [np.asarray(logits, dtype=np.float64)]
-
-    def combine(self, tables: Sequence[Any]) -> Any:
-        return tables[0]
-
-    def question_labels(self, labels: Any) -> list[Any]:
-        return [labels]
-
-    def question_names(self) -> list[tuple[str, ...]]:
-        return [self.names]
-
-    def question_normal(self) -> list[tuple[int, ...]]:
-        return [self.normal]
-
-    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
-        return tables[0]
-
-    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
-        return np.asarray(p.astype(np.float64) >= limits[0])
-
-    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
-        answers = []
-        for row, shares in enumerate(p):
-            best = int(shares.argmax())
-            members = None
-            if plausible is not None:
-                members = tuple(self.names[c] for c in np.flatnonzero(plausible[row]))
-            shown = tuple(map(float, shares))
-            answers.append(Answer(self.names[best], shown, best, shown[best], members))
-        return answers
-
-    def evidence_label(self, p: Sequence[float]) -> int:
-        return int(np.argmax(p))
-
-    def locate(self, label: int) -> tuple[int, int]:
-        return 0, label
-
-    def lead(self, logits: Any, label: int) -> Any:
-        chosen = logits[..., label]
-        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
-
-    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        shares: Sequence[float | None] = [None] * len(self.names)
-        prediction = probability = members = None
-        if answer is not None:
-            prediction, probability = answer.prediction, answer.probability
-            members, shares = answer.plausible, answer.probabilities
-        # An empty set is not written like an unknown one.
-        shown = None if members is None else "|".join(members) or "(none)"
-        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
-        cells += [("abstain", None), ("set", shown)]
-        return [*cells, *zip(self.names, shares, strict=True)]
-
-    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
-        shares = [f"{share:.6f}" for share in answer.probabilities]
-        best = shares[answer.label or 0]
-        cells = [("truth", self.text(target)), ("prediction", answer.prediction)]
-        return [*cells, ("probability", best), *zip(self.names, shares, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -222,7 +91,7 @@ class Findings(Task):
         return Findings(names), lambda target: tuple(_known(target)[f] for f in numbers)
 
     def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
-        _refuse_other(self, other)
+        self._require_same(other)
         column = {fold_name(name): number for number, name in enumerate(other.names)}
         missing = [name for name in self.names if fold_name(name) not in column]
         if len(missing) == len(self.names):
@@ -345,9 +214,6 @@ class Findings(Task):
             for shares, row in zip(p, words, strict=True)
         ]
 
-    def evidence_label(self, p: Sequence[float]) -> int:
-        return int(np.argmax(p))
-
     def locate(self, label: int) -> tuple[int, int]:
         return label, 1
 
@@ -385,13 +251,9 @@ TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)
 def task_from_json(record: Mapping[str, Any]) -> Task:
     """Rebuild what `Task.as_json` gives; ValueError if it is not one."""
     kind, names = record["kind"], tuple(record["names"])
-    if kind not in TASKS:
-        raise ValueError(f"an unknown task '{kind}'")
-    if not all(isinstance(name, str) and name.strip() for name in names):
-        raise ValueError("class names that are empty")
-    if len(set(names)) < len(names) or len(names) < TASKS[kind].fewest:
-        raise ValueError("class names that occur twice, or too few")
-    "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+    valid = all(isinstance(name, str) and name.strip() for name in names)
+    if kind not in TASKS or not valid or not TASKS[kind].fewest <= len(set(names)) == len(names):
+        raise ValueError(f"not a task '{kind}' about the names {names}")
     normal = tuple(names.index(name) for name in record.get("normal", ()))
     return TASKS[kind](names, normal)
 
@@ -408,13 +270,3 @@ def require_classes(task: Task, who: str) -> None:
 def _known(target: Target) -> tuple[int, ...]:
     assert isinstance(target, tuple)
     return target
-
-
-def _refuse_other(task: Task, other: Task) -> None:
-    if type(task) is not type(other):
-        columns = "a column for each finding (1, 0 or empty)" if task.affine else "a column label"
-        raise DataError(
-            f"The model answers {task.plural}, but the data lists {other.plural}. Give a table "
-            f"with {columns}.",
-            argument="findings" if task.affine else None,
-        )

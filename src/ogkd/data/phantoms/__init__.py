@@ -1,7 +1,7 @@
 """Procedural images that imitate how medical modalities look; no patient is behind them.
 
-`PHANTOMS` lists the datasets, `render` draws one image, `write_folder` a whole dataset,
-`write_films` chest films with several findings and a table of them.
+`PHANTOMS` lists the datasets and `render` draws one image. `write_folder` writes a dataset,
+`write_volumes` one of volumes, `write_films` chest films with several findings and their table.
 An image depends only on (name, label, seed, index): not on the process, nor on the order.
 """
 
@@ -13,44 +13,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.data.phantoms import _optical, _radiology, _slices
+from ogkd.data.phantoms import _gray, _optical
 from ogkd.data.phantoms._draw import Canvas, Drawing, new_rng, record, to_levels
-from ogkd.data.splits import check_seed
 from ogkd.data.tables import csv_text
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
+from ogkd.images.ref import INSTALL
 from ogkd.progress import progress_bar
 
-__all__ = [
-    "CHEST_FINDINGS",
-    "FINDINGS",
-    "PHANTOMS",
-    "SPLITS",
-    "TABLE",
-    "Phantom",
-    "PhantomDataset",
-    "phantom",
-    "render",
-    "write_films",
-    "write_folder",
-]
-
 SPLITS = ("train", "val", "test")
-MIN_SIZE, MAX_SIZE = 64, 1024
 MOST_IMAGES = 100_000  # of a class in a split
+_EMPTY = 1  # slices at either end of a volume in which there is nothing
 
 
 @dataclass(frozen=True)
 class PhantomDataset:
     """One family of phantoms.
 
-    `normal` is the index of the healthy class, or None; `descriptions` has, per class, sentences
-    on what is seen.
+    `normal` is the index of the healthy class; `descriptions` has, per class, sentences on what is
+    seen.
     """
 
     name: str
@@ -58,7 +45,7 @@ class PhantomDataset:
     modality: str
     organ: str
     class_names: tuple[str, ...]
-    normal: int | None
+    normal: int
     descriptions: tuple[tuple[str, ...], ...] = field(repr=False)
 
 
@@ -71,12 +58,19 @@ class Phantom:
     mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 without one
 
 
+class PhantomVolume(NamedTuple):
+    """One volume and the slices that show its finding."""
+
+    voxels: NDArray[np.uint8]  # [size, size, slices], as a NIfTI file has them
+    affected: range
+
+
 _DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
-    "us-breast": _radiology.us_breast,
-    "ct-kidney": _slices.ct_kidney,
-    "mri-brain": _slices.mri_brain,
+    "us-breast": _gray.us_breast,
+    "ct-kidney": _gray.ct_kidney,
+    "mri-brain": _gray.mri_brain,
     "histology": _optical.histology,
-    "cxr": _radiology.chest,
+    "cxr": _gray.chest,
     "endoscopy": _optical.endoscopy,
 }
 
@@ -90,8 +84,6 @@ def _load(name: str) -> PhantomDataset:
 
 
 PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for name in _DRAW})
-
-
 CHEST_FINDINGS = "chest-findings"  # the name of the films with several findings
 TABLE = "films.csv"
 FINDINGS = PHANTOMS["cxr"].class_names[1:]  # all but the normal class
@@ -108,21 +100,21 @@ def phantom(name: str) -> PhantomDataset:
     )
 
 
-def render(
-    name: str, label: int, *, seed: int, index: int, size: int = 160, stream: int = 0
-) -> Phantom:
-    """Draw image number `index` of class `label`; `stream` separates splits of one seed."""
-    check_seed(seed)
-    limits = {
-        "label": (label, 0, len(phantom(name).class_names) - 1),
-        "index": (index, 0, 2**32),
-        "size": (size, MIN_SIZE, MAX_SIZE),
-    }
+def _check(**limits: tuple[float, float, float]) -> None:
+    """Refuse an argument that is not between two limits; each is (value, lowest, highest)."""
     for argument, (value, low, high) in limits.items():
         if not low <= value <= high:
             raise ConfigError(
                 f"{argument} must be {low} to {high}, but is {value}.", argument=argument
             )
+
+
+def render(
+    name: str, label: int, *, seed: int, index: int, size: int = 160, stream: int = 0
+) -> Phantom:
+    """Draw image number `index` of class `label`; `stream` separates splits of one seed."""
+    _check(label=(label, 0, len(phantom(name).class_names) - 1), seed=(seed, 0, 2**32 - 1))
+    _check(index=(index, 0, 2**32))
     entropy = [zlib.crc32(name.encode()), label, seed, index, stream]
     scene, texture = np.random.SeedSequence(entropy).spawn(2)
     return draw(name, label, scene, texture, size)
@@ -132,6 +124,7 @@ def draw(
     name: str, label: int, scene: np.random.SeedSequence, texture: np.random.SeedSequence, size: int
 ) -> Phantom:
     """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
+    _check(size=(size, 64, 1024))
     canvas = Canvas(new_rng(scene), new_rng(texture), size)
     image, attributes, mask = _DRAW[name](label, canvas)
     levels = to_levels(image)
@@ -140,35 +133,67 @@ def draw(
     return Phantom(levels, MappingProxyType(attributes), to_levels(mask))
 
 
+def render_volume(
+    name: str,
+    label: int,
+    *,
+    seed: int,
+    index: int,
+    slices: int = 32,
+    share: float = 0.1,
+    size: int = 160,
+    stream: int = 0,
+) -> PhantomVolume:
+    """Draw volume number `index` of class `label`: `share` of its slices show the finding.
+
+    All slices have one anatomy and noise of their own; at least one shows the finding, and those
+    that do are neighbours.
+    """
+    normal = phantom(name).normal
+    _check(volumes=(slices, 3, 512), share=(share, 1e-6, 1))
+    entropy = [zlib.crc32(f"{name} volume".encode()), label, seed, index, stream]
+    position, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
+    inside = slices - 2 * _EMPTY
+    count = max(1, round(share * inside)) if label != normal else 0
+    first = _EMPTY + int(np.random.default_rng(position).integers(inside - count + 1))
+    affected = range(first, first + count)
+    voxels = np.zeros((size, size, slices), np.uint8)
+    for number in range(_EMPTY, slices - _EMPTY):
+        drawn = draw(name, label if number in affected else normal, scene, textures[number], size)
+        gray = drawn.image.mean(axis=2).round().astype(np.uint8)
+        voxels[:, :, number] = gray.T[::-1, ::-1]  # what the reader turns upright again
+    return PhantomVolume(voxels, affected)
+
+
 @contextmanager
-def new_dataset(
+def _new_dataset(
     what: str, out: Path, splits: Mapping[str, int], classes: Sequence[str]
-) -> Iterator[tuple[Path, Iterator[tuple[str, int, int, Path]]]]:
+) -> Iterator[tuple[Path, Iterator[tuple[str, int, int, str]]]]:
     """A folder that becomes `out`, and split, label, index and path of each image to write to it.
 
     `splits` gives the number of images per class in each split; the paths have no suffix.
     """
-    if bad := [split for split, count in splits.items() if split not in SPLITS or count < 0]:
+    counts = list(splits.values()) or [0]
+    if not set(splits) <= set(SPLITS) or min(counts) < 0 or not 0 < max(counts) <= MOST_IMAGES:
         raise ConfigError(
-            f"splits must be numbers of images in {', '.join(SPLITS)}, but got {bad[0]!r}: "
-            f"{splits[bad[0]]}.",
-            argument=bad[0],
+            f"splits must give {', '.join(SPLITS)} 1 to {MOST_IMAGES:,} images of a class, or 0, "
+            f"but are {dict(splits)}.",
+            argument="splits",
         )
-    if not 0 < max(splits.values(), default=0) <= MOST_IMAGES:
-        raise ConfigError(f"A class must have 1 to {MOST_IMAGES:,} images in a split.")
-    out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} exists and is not an empty folder.", argument="out")
-    total = sum(splits.values()) * len(classes)
-    with folder_atomically(out) as aside, progress_bar(what, total) as bar:
+    with (
+        folder_atomically(out) as aside,
+        progress_bar(what, sum(counts) * len(classes)) as bar,
+    ):
 
-        def images() -> Iterator[tuple[str, int, int, Path]]:
+        def images() -> Iterator[tuple[str, int, int, str]]:
             for split in filter(splits.get, splits):
                 for label, name in enumerate(classes):
                     folder = Path(split, name.replace(" ", "_"))
                     (aside / folder).mkdir(parents=True)
                     for index in range(splits[split]):
-                        yield split, label, index, folder / f"{index:04d}"
+                        yield split, label, index, (folder / f"{index:04d}").as_posix()
                         bar.advance()
 
         yield aside, images()
@@ -181,11 +206,39 @@ def write_folder(
 
     `splits` gives the number of images per class in each split.
     """
-    with new_dataset(f"phantoms {name}", out, splits, phantom(name).class_names) as (aside, images):
+    classes = phantom(name).class_names
+    with _new_dataset(f"phantoms {name}", out, splits, classes) as (aside, images):
         for split, label, index, path in images:
             stream = SPLITS.index(split)
             drawn = render(name, label, seed=seed, index=index, size=size, stream=stream)
             Image.fromarray(drawn.image).save(aside / f"{path}.png", compress_level=1)
+    return out
+
+
+def write_volumes(
+    name: str, out: Path, *, splits: Mapping[str, int], seed: int = 0, **options: int | float
+) -> Path:
+    """Write `out/{train,val,test}/class_name/0000.nii.gz`, and a table of what each slice shows.
+
+    The options `slices`, `share` and `size` are those of `render_volume`.
+    """
+    try:
+        import nibabel
+    except ImportError as error:
+        raise DataError(f"Volumes cannot be written. {INSTALL}") from error
+    dataset = phantom(name)
+    names = dataset.class_names
+    rows = [["path", "label", "split", "exam"]]
+    with _new_dataset(f"volumes {name}", out, splits, names) as (aside, volumes):
+        for split, label, index, path in volumes:
+            stream = SPLITS.index(split)
+            drawn = render_volume(name, label, seed=seed, index=index, stream=stream, **options)  # type: ignore[arg-type]
+            nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / f"{path}.nii.gz")
+            for number in range(_EMPTY, drawn.voxels.shape[2] - _EMPTY):
+                shown = names[label if number in drawn.affected else dataset.normal]
+                exam = f"{split} {names[label]} {index:04d}"
+                rows.append([f"{path}.nii.gz#axis=2,index={number}", shown, split, exam])
+        (aside / "slices.csv").write_text(csv_text(rows), encoding="utf-8")
     return out
 
 
@@ -197,13 +250,9 @@ def write_films(
     Findings are drawn independently of each other. `missing` is the share of answers that the
     table leaves empty, never in test.
     """
-    check_seed(seed)
-    if not 0 <= missing < 1:
-        raise ConfigError(
-            f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
-        )
+    _check(seed=(seed, 0, 2**32 - 1), missing=(missing, 0, 0.999))
     rows = [["path", *FINDINGS, "split"]]
-    with new_dataset(f"phantoms {CHEST_FINDINGS}", out, splits, ("",)) as (aside, images):
+    with _new_dataset(f"phantoms {CHEST_FINDINGS}", out, splits, ("",)) as (aside, images):
         for split, _, index, path in images:
             kind, part = zlib.crc32(CHEST_FINDINGS.encode()), zlib.crc32(split.encode())
             scene, texture, choice = np.random.SeedSequence([kind, seed, index, part]).spawn(3)
@@ -211,9 +260,9 @@ def write_films(
             present = draws[0] < _PREVALENCES
             known = draws[1] >= (0 if split == "test" else missing)
             labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
-            image, _, _ = _radiology.film(labels, Canvas(new_rng(scene), new_rng(texture), size))
+            image, _, _ = _gray.film(labels, Canvas(new_rng(scene), new_rng(texture), size))
             Image.fromarray(to_levels(image)).save(aside / f"{path}.png", compress_level=1)
             cells = np.where(known, np.where(present, "1", "0"), "")
-            rows.append([f"{path.as_posix()}.png", *cells.tolist(), split])
+            rows.append([f"{path}.png", *cells.tolist(), split])
         (aside / TABLE).write_text(csv_text(rows), encoding="utf-8")
     return out / TABLE

@@ -20,8 +20,15 @@ Array = NDArray[np.float32]
 Real = NDArray[np.floating[Any]]  # float32 by intent; numpy's types widen it on the way
 Rng = np.random.Generator
 Attributes = dict[str, str | float]
-Drawing = tuple[Array, Attributes, Array]  # picture [S, S] or [S, S, 3], what is in it, lesion mask
+Drawing = tuple[Array, Attributes, Array]  # image [S, S] or [S, S, 3], what is in it, lesion mask
 
+# Of a lesion: aspect, and amplitude and orders of the waves of its outline.
+_SHAPES = {
+    "round": (1.0, 0.02, (2, 3)),
+    "oval": (1.45, 0.02, (2, 3)),
+    "lobulated": (1.2, 0.13, (3, 4)),
+    "irregular": (1.25, 0.11, (2, 3, 5, 7)),
+}
 _SOFTNESS = {"smooth": 0.025, "indistinct": 0.16, "spiculated": 0.04}
 
 
@@ -54,8 +61,8 @@ def plane(size: int) -> tuple[Array, Array]:
 
 def resize(values: Array, size: int) -> Array:
     """Resample a small float field to [size, size] smoothly."""
-    picture = Image.fromarray(values)
-    return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC), dtype=np.float32)
+    smooth = Image.fromarray(values).resize((size, size), Image.Resampling.BICUBIC)
+    return np.asarray(smooth, dtype=np.float32)
 
 
 def soft(field: Real, width: float) -> Array:
@@ -121,26 +128,23 @@ class Canvas:
         parts = np.cumsum(list(weights.values()))
         return names[int(np.searchsorted(parts, self.rng.random() * parts[-1], side="right"))]
 
-    def lines(
-        self, strokes: Iterable[tuple[NDArray[np.float64], float, float]], *, blur: float = 0.6
+    def ink(
+        self, strokes: Iterable[tuple[NDArray[np.float64], float, float]], *, blur: float
     ) -> Array:
-        """Polylines (pixel points [N, 2], width as a part of the image side, strength 0..1)."""
-        picture = Image.new("L", (self.size, self.size))
-        pen = ImageDraw.Draw(picture)
-        for points, width, strength in strokes:
-            wide = max(1, round(width * self.size))
-            pen.line(_corners(points), fill=int(255 * strength), width=wide, joint="curve")
-        return _ink(picture, blur)
+        """Outlines (pixel points [N, 2], strength 0..1, line width), later ones on top.
 
-    def polygons(
-        self, shapes: Iterable[tuple[NDArray[np.float64], float]], *, blur: float = 0.7
-    ) -> Array:
-        """Filled polygons (pixel points [N, 2], strength 0..1), later ones on top."""
-        picture = Image.new("L", (self.size, self.size))
-        pen = ImageDraw.Draw(picture)
-        for points, strength in shapes:
-            pen.polygon(_corners(points), fill=int(255 * strength))
-        return _ink(picture, blur)
+        The width is a part of the image's side; 0 fills a polygon.
+        """
+        image = Image.new("L", (self.size, self.size))
+        pen = ImageDraw.Draw(image)
+        for points, strength, width in strokes:
+            corners, fill = points.ravel().tolist(), int(255 * strength)
+            if width:
+                pen.line(corners, fill=fill, width=max(1, round(width * self.size)), joint="curve")
+            else:
+                pen.polygon(corners, fill=fill)
+        image = image.filter(ImageFilter.GaussianBlur(blur * self.size / 160))
+        return np.asarray(image, dtype=np.float32) / np.float32(255.0)
 
     def finish(
         self,
@@ -218,10 +222,8 @@ class Frame(Canvas):
     ) -> tuple[Array, Array]:
         """The field and the soft mask of a lesion with a named shape and margin."""
         rng = self.rng
-        aspect = {"round": 1.0, "oval": 1.45, "lobulated": 1.2, "irregular": 1.25}[shape]
+        aspect, amplitude, orders = _SHAPES[shape]
         aspect *= float(np.exp(rng.normal(0.0, 0.06)))
-        amplitude = {"round": 0.02, "oval": 0.02, "lobulated": 0.13, "irregular": 0.11}[shape]
-        orders = {"lobulated": (3, 4), "irregular": (2, 3, 5, 7)}.get(shape, (2, 3))
         waves = [(o, amplitude * rng.uniform(0.5, 1.2), rng.uniform(0, 6.28)) for o in orders]
         spikes = None
         if margin == "spiculated":
@@ -240,29 +242,18 @@ class Frame(Canvas):
         self, points: NDArray[np.float64], radii: NDArray[np.float64], strengths: Array
     ) -> Array:
         """Sum of small round Gaussian spots at scene points [N, 2]."""
-        size = self.size
         out = self.empty()
-        centres = self.to_pixels(points)
-        for (cx, cy), radius, strength in zip(centres, radii, strengths, strict=True):
-            sigma = max(0.5, radius * size * 0.5)
+        pixels = np.arange(self.size)
+        for (cx, cy), radius, strength in zip(
+            self.to_pixels(points), radii, strengths, strict=True
+        ):
+            sigma = max(0.5, radius * self.size * 0.5)
             reach = int(np.ceil(2.5 * sigma))
-            left, right = max(int(cx) - reach, 0), min(int(cx) + reach + 1, size)
-            top, bottom = max(int(cy) - reach, 0), min(int(cy) + reach + 1, size)
-            if left >= right or top >= bottom:
-                continue
-            gx = np.exp(-((np.arange(left, right) - cx) ** 2) / (2 * sigma**2))
-            gy = np.exp(-((np.arange(top, bottom) - cy) ** 2) / (2 * sigma**2))
-            out[top:bottom, left:right] += (strength * np.outer(gy, gx)).astype(np.float32)
+            x = pixels[max(int(cx) - reach, 0) : max(int(cx) + reach + 1, 0)]
+            y = pixels[max(int(cy) - reach, 0) : max(int(cy) + reach + 1, 0)]
+            gx, gy = (np.exp(-((p - c) ** 2) / (2 * sigma**2)) for p, c in ((x, cx), (y, cy)))
+            out[np.ix_(y, x)] += (strength * np.outer(gy, gx)).astype(np.float32)
         return out
-
-
-def _corners(points: NDArray[np.float64]) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in points]
-
-
-def _ink(picture: Image.Image, blur: float) -> Array:
-    picture = picture.filter(ImageFilter.GaussianBlur(blur * picture.width / 160))
-    return np.asarray(picture, dtype=np.float32) / np.float32(255.0)
 
 
 def _burn_in(picture: Real, rng: Rng) -> None:
