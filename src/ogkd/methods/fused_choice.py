@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -44,21 +44,18 @@ def case_weights(shown: Tensor, case: Tensor, classes: int) -> Tensor:
 
 
 class FusedConfig(MethodConfig):
-    """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
+    """`text`: the prompt bank, or one template.
 
     The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
     """
 
-    text: str = "bank"
-    text_settings: dict[str, Any] = Field(default_factory=dict)  # of that method
-    train: dict[str, Any] = Field(default_factory=dict)  # its training, such as epochs
-    blend: float = Field(default=0.5, ge=0, le=1)  # share of learned texts; the rest: the bank
+    text: Literal["bank", "single"] = "bank"
     kappa: float | None = Field(default=None, gt=0)  # worth of text in images; None: cross-fit
     kappa0: float = Field(default=8.0, gt=0)  # its prior value
     # Ridge of covariances; None: by the features. With less, they have no inverse in float64.
     rho: float | None = Field(default=None, ge=1e-6)
     nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
-    features: Literal["auto", "deep", "global"] = "auto"  # auto: deep if the backbone has them
+    features: Literal["auto", "global"] = "auto"  # auto: deeper ones if the backbone has them
     beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
     rounds: int | None = Field(default=None, ge=1, le=100)  # of EM; None: 3 at one shot, else 1
     balance: float | None = Field(default=None, ge=0, le=1)  # in EM; None: 0 at one shot, else 0.5

@@ -25,7 +25,6 @@ from ogkd.methods.base import (
     MethodConfig,
     Support,
     TextSide,
-    refuse_other_settings,
 )
 from ogkd.methods.heads import Head, TextHead
 
@@ -107,8 +106,11 @@ class PromptMethod(Method[PromptConfigT]):
         folder: Folder = None,
     ) -> list[Head]:
         """Train all runs in one batched text pass."""
-        refuse_other_settings(methods)
         first, images = methods[0], required(supports)
+        fixed = [method.config.model_dump(exclude=set(first.free)) for method in methods]
+        if any(settings != fixed[0] for settings in fixed):
+            free = ", ".join([*sorted(first.free), "seed and images"])
+            raise ConfigError(f"Runs that are trained together may differ in {free} alone.")
         if all(method.config == first.config for method in methods):
             objective = first.objective_for(images, text, seeds)
         else:
