@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +37,11 @@ class Checkpoint:
     def save(self, state: TrainingState) -> None:
         """Replace the file with this state in one step."""
         tensors = {name: getattr(state, name).contiguous() for name in _TENSORS}
-        metadata = {"fingerprint": self.fingerprint, "epoch": str(state.epoch)}
+        metadata = {
+            "fingerprint": self.fingerprint,
+            "epoch": str(state.epoch),
+            "sha256": _digest(tensors, state.epoch),
+        }
         with write_atomically(self.path, ours=True) as aside:
             aside.write_bytes(save(tensors, metadata))  # so that a full disk is an OSError
 
@@ -48,6 +54,8 @@ class Checkpoint:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in _TENSORS}
             state = TrainingState(epoch=int(metadata["epoch"]), **tensors)
+            if metadata["sha256"] != _digest(tensors, state.epoch):
+                raise ValueError("its content does not match its checksum")
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ConfigError(
                 f"The checkpoint {self.path} is damaged ({error}). Delete it, or restart the "
@@ -62,3 +70,10 @@ class Checkpoint:
             )
         return state
 
+
+def _digest(tensors: Mapping[str, Tensor], epoch: int) -> str:
+    digest = hashlib.sha256(str(epoch).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -207,31 +206,6 @@ def lgd(
     B, K = student_logits.shape[-3:-1]
     count = _choose("normalisation", normalisation, {"batch_patch": B * K, "batch": B})
     return _kl_terms(target, log_p).sum(dim=(-3, -2, -1)) / count
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """The four terms of the objective, each with one value per seed."""
-
-    ce: Tensor
-    sccm: Tensor
-    gad: Tensor
-    lgd: Tensor
-
-    def total(
-        self,
-        *,
-        lambda_sccm: float | Tensor,
-        lambda_gad: float | Tensor,
-        lambda_lgd: float | Tensor,
-    ) -> Tensor:
-        """Weigh the terms: L = L_CE + λ₁ L_SCCM + λ₂ L_GAD + λ₃ L_LGD (eq. 16).
-
-        >>> one = torch.tensor(1.0)
-        >>> LossTerms(one, one, one, one).total(lambda_sccm=0.5, lambda_gad=2.0, lambda_lgd=0.0)
-        tensor(3.5000)
-        """
-        return self.ce + lambda_sccm * self.sccm + lambda_gad * self.gad + lambda_lgd * self.lgd
 
 
 def _target(

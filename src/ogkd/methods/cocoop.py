@@ -40,9 +40,8 @@ class ImagePromptLearner(PromptLearner):
         super().__init__(backbone, class_names, config)
         d, w = backbone.embed_dim, backbone.text_width
         narrow = max(1, d // _NARROWING)
-        sets = (len(class_names),) if config.class_specific else ()
         self.shapes: dict[str, tuple[int, ...]] = {
-            "context": (*sets, config.n_ctx, w),
+            "context": (config.n_ctx, w),
             "W1": (narrow, d),
             "b1": (narrow,),
             "W2": (w, narrow),
@@ -80,10 +79,7 @@ class ImagePromptLearner(PromptLearner):
         parts = self.split(contexts)  # of [S, n]
         hidden = (images @ parts["W1"].mT + parts["b1"].unsqueeze(1)).relu()
         shift = hidden @ parts["W2"].mT + parts["b2"].unsqueeze(1)  # [S, B, w]
-        context = parts["context"].unsqueeze(1)  # [S, 1, n_ctx, w]
-        while shift.dim() < context.dim():
-            shift = shift.unsqueeze(-2)
-        shifted = (context + shift).flatten(0, 1)
+        shifted = (parts["context"].unsqueeze(1) + shift.unsqueeze(2)).flatten(0, 1)
         T_hat = super().text_features(shifted, dropout=dropout)
         return T_hat.view(*images.shape[:2], *T_hat.shape[1:])
 

@@ -47,16 +47,8 @@ class FusedHead(LinearHead):
 
     text: TextHead = field(kw_only=True)
     pool: int = field(default=0, kw_only=True)
-    fit_notes: tuple[str, ...] = field(default=(), kw_only=True)
-    fixed: Ranking | None = field(default=None, kw_only=True)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.fit_notes
-
-    @property
-    def ranking(self) -> Ranking | None:
-        return self.fixed
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+    ranking: Ranking | None = field(default=None, kw_only=True)
 
     @property
     def class_texts(self) -> Tensor:
@@ -116,8 +108,8 @@ class Fused(Method[FusedConfig]):
             (choice.heat * b).float(),
             text=alone,
             pool=len(pool) if pool is not None and choice.pool else 0,
-            fit_notes=(note,) if note else (),
-            fixed=self._ranking(alone, backbone, deep=deep),
+            notes=(note,) if note else (),
+            ranking=self._ranking(alone, backbone, deep=deep),
         )
 
     def head_for(self, head: Head, text: TextSide) -> Head:
@@ -133,8 +125,8 @@ class Fused(Method[FusedConfig]):
         if W.shape[1] not in (d, d + sum(backbone.deep_parts)):
             raise ValueError(f"texts of shape {tuple(T.shape)} beside W of {tuple(W.shape)}")
         alone = TextHead(T, scale)
-        fixed = self._ranking(alone, backbone, deep=W.shape[1] > d)
-        return FusedHead(W, b, text=alone, fixed=fixed)
+        ranking = self._ranking(alone, backbone, deep=W.shape[1] > d)
+        return FusedHead(W, b, text=alone, ranking=ranking)
 
     def _text_head(self, text: TextSide) -> TextHead:
         T = text.single if self.config.text == "single" else prototypes(text.bank)
