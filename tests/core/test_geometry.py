@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ogkd.core.geometry import class_graph, prototypes, stack_bank
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 
 
 def oracle_prototypes(bank):
@@ -76,18 +76,3 @@ def test_a_larger_alpha_gives_sharper_neighbourhoods():
 def test_columns_of_the_class_graph_do_not_sum_to_one():
     T = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
     assert (class_graph(T, 4.0).sum(dim=0) - 1).abs().max() > 0.05
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
-def test_alpha_must_be_above_zero(alpha):
-    with pytest.raises(ConfigError, match="alpha"):
-        class_graph(torch.eye(2), alpha)
-
-
-def test_leading_axes_are_problems_of_their_own():
-    bank = random(2, 3, 4, 8)
-    T = prototypes(bank)
-    for number in range(2):
-        torch.testing.assert_close(T[number], prototypes(bank[number]))
-        alone = class_graph(bank[number, :, 0], 2.0)
-        torch.testing.assert_close(class_graph(bank[:, :, 0], 2.0)[number], alone)

@@ -7,7 +7,6 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import class_graph
 from ogkd.core.losses import (
-    LossTerms,
     cross_entropy,
     diffuse,
     gad,
@@ -18,7 +17,6 @@ from ogkd.core.losses import (
     sccm,
     select_patches,
 )
-from ogkd.errors import ConfigError
 
 B, C, P, K, d = 4, 5, 9, 3, 16
 GAMMAS = [0.0, 0.3, 1.0, [0.0, 0.2, 0.5, 0.9, 1.0]]
@@ -207,12 +205,6 @@ def test_floor_is_not_misled_by_binary_fractions():
     assert patches_kept(100, 0.29, rounding="floor") == 29
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, float("nan")])
-def test_a_ratio_outside_its_range_is_refused(ratio):
-    with pytest.raises(ConfigError, match="ratio"):
-        patches_kept(196, ratio)
-
-
 # LGD
 
 
@@ -257,61 +249,37 @@ def test_lgd_is_least_and_negative_where_the_label_has_all_the_probability():
 # Options, gradients and seeds
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda z, y, W: sccm(z, z, normalisation="sum"), "mean, class, but is 'sum'"),
-        (lambda z, y, W: gad(z, z, W, 0.5, normalisation="batch_patch"), "batch_class, batch"),
-        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0.5, variant="x"), "label_guided, full"),
-        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0, normalisation="x"), "batch_patch"),
-        (lambda z, y, W: patches_kept(9, 0.5, rounding="ceil"), "half_even, floor"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_known_ones(call, message):
-    with pytest.raises(ConfigError, match=message):
-        call(random(B, C), random_labels(B), graph())
-
-
 def objective(v, Z, T_hat, T_tilde, T, y, W, gamma, k=4):
-    """Run the whole objective on one or several seeds, as the training loop does."""
+    """Each term, as the training loop computes it."""
     Z = gather_patches(Z, select_patches(Z, T_tilde, y, k))
     student, teacher = logits(v, T_hat, 10.0), logits(v, T_tilde, 10.0)
     patches = logits(Z, T_hat, 10.0), logits(Z, T_tilde, 10.0)
-    return LossTerms(
-        ce=cross_entropy(student, y),
-        sccm=sccm(T_hat, T),
-        gad=gad(student, teacher, W, gamma),
-        lgd=lgd(*patches, y, W, gamma),
-    )
-
-
-def inputs(*seeds):
     return {
-        "v": normalize(random(*seeds, B, d, seed=1), dim=-1),
-        "Z": normalize(random(*seeds, B, P, d, seed=2), dim=-1),
-        "T_hat": normalize(random(*seeds, C, d, seed=3), dim=-1),
-        "T_tilde": normalize(random(*seeds, C, d, seed=4), dim=-1),
-        "T": normalize(random(C, d, seed=5), dim=-1),
-        "y": random_labels(*seeds, B),
-        "W": graph(),
-        "gamma": torch.tensor(GAMMAS[-1], dtype=torch.float64),
+        "ce": cross_entropy(student, y),
+        "sccm": sccm(T_hat, T),
+        "gad": gad(student, teacher, W, gamma),
+        "lgd": lgd(*patches, y, W, gamma),
     }
 
 
-WEIGHTS = {"lambda_sccm": 0.5, "lambda_gad": 1.75, "lambda_lgd": 0.05}
-
-
-def test_the_total_weighs_the_terms():
-    terms = objective(**inputs())
-    expected = terms.ce + 0.5 * terms.sccm + 1.75 * terms.gad + 0.05 * terms.lgd
-    assert torch.equal(terms.total(**WEIGHTS), expected)
+def inputs():
+    return {
+        "v": normalize(random(B, d, seed=1), dim=-1),
+        "Z": normalize(random(B, P, d, seed=2), dim=-1),
+        "T_hat": normalize(random(C, d, seed=3), dim=-1),
+        "T_tilde": normalize(random(C, d, seed=4), dim=-1),
+        "T": normalize(random(C, d, seed=5), dim=-1),
+        "y": random_labels(B),
+        "W": graph(),
+        "gamma": torch.tensor(GAMMAS[-1], dtype=torch.float64),
+    }
 
 
 def test_gradients_reach_the_student_alone():
     data = inputs()
     teacher = [data[name].requires_grad_() for name in ("T_tilde", "T", "W", "gamma")]
     T_hat = data["T_hat"].requires_grad_()
-    for name, term in vars(objective(**data)).items():
+    for name, term in objective(**data).items():
         gradients = torch.autograd.grad(
             term, [T_hat, *teacher], allow_unused=True, retain_graph=True
         )
@@ -332,35 +300,9 @@ def test_gradients_equal_finite_differences(name):
     assert torch.autograd.gradcheck(function, (start.requires_grad_(),))
 
 
-def test_seeds_together_equal_each_seed_alone_in_values_and_gradients():
-    shared = {"T", "W", "gamma"}
-    data = inputs(3)
-    data["T_hat"].requires_grad_()
-    together = objective(**data)
-    (gradient,) = torch.autograd.grad(together.total(**WEIGHTS).sum(), data["T_hat"])
-    for s in range(3):
-        single = {name: value if name in shared else value[s] for name, value in data.items()}
-        single["T_hat"] = single["T_hat"].detach().requires_grad_()
-        alone = objective(**single)
-        for name, value in vars(alone).items():
-            assert value.shape == ()
-            torch.testing.assert_close(vars(together)[name][s], value, rtol=1e-13, atol=1e-15)
-        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), single["T_hat"])
-        torch.testing.assert_close(gradient[s], expected, rtol=1e-12, atol=1e-14)
-
-
-def test_a_student_trains_against_a_teacher_made_in_inference_mode():
-    data = inputs()
-    with torch.inference_mode():  # as `Backbone.encode_texts` does
-        frozen = {name: inputs()[name].clone() for name in ("Z", "T_tilde", "T", "W", "gamma")}
-    T_hat = data["T_hat"].requires_grad_()
-    objective(**data | frozen).total(**WEIGHTS).backward()
-    assert T_hat.grad is not None
-
-
 def test_float32_stays_float32_and_close_to_float64():
     data = inputs()
     small = {n: x.float() if x.is_floating_point() else x for n, x in data.items()}
-    for name, value in vars(objective(**small)).items():
+    for name, value in objective(**small).items():
         assert value.dtype == torch.float32
-        torch.testing.assert_close(value.double(), vars(objective(**data))[name], rtol=1e-5, atol=0)
+        torch.testing.assert_close(value.double(), objective(**data)[name], rtol=1e-5, atol=0)

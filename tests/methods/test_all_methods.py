@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, unit
 from safetensors.torch import save_file
+from toys import NAMES, make_support, unit
 
 import ogkd
 from ogkd.data.tasks import OneOf

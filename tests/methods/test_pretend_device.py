@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feature_toys import make_support
 from test_all_methods import NAMES, classifier_of, text_of
+from toys import make_support
 
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.features.encode import encode_crops

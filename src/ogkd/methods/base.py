@@ -112,7 +112,6 @@ class Method(ABC, Generic[ConfigT]):
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
-    learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     # What it can do beyond classes with labelled images: "findings", "unlabelled".
     supports: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[MethodConfig]] = MethodConfig

@@ -126,7 +126,6 @@ class CoCoOp(PromptMethod[CoCoOpConfig]):
     """Conditional context optimisation. Prediction runs the text tower for every image."""
 
     name = "cocoop"
-    learns_texts = False  # every image has its own texts
     summary = "learned context, shifted for each image by a small network"
     citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
     cost = "slow"

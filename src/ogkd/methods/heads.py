@@ -58,11 +58,6 @@ class Head(ABC):
         return None
 
     @property
-    def is_text_only(self) -> bool:
-        """Whether the logits are scaled cosines with `class_texts` and nothing else."""
-        return False
-
-    @property
     def export_error(self) -> str | None:
         """Why the head cannot be exported as a graph of tensor operations; None if it can."""
         return None
@@ -81,7 +76,8 @@ def refuse_diverged(heads: Iterable[Head], method: str) -> None:
 def take(tensors: Mapping[str, Tensor], **axes: str) -> list[Tensor]:
     """Saved tensors by name, as floats; axes of the same letter must have the same length.
 
-    >>> W, b = take({"W": torch.zeros(3, 8), "b": torch.zeros(3)}, W="Cd", b="C")
+    >>> take({"W": Tensor(3, 8), "b": Tensor(3)}, W="Cd", b="C")[1].shape
+    torch.Size([3])
     """
     lengths: dict[str, int] = {}
     for name, letters in axes.items():
@@ -116,10 +112,6 @@ class TextHead(ClassTextHead):
     """
 
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def is_text_only(self) -> bool:
-        return True
 
     @property
     def weights(self) -> Tensor:

@@ -73,7 +73,6 @@ class PromptMethod(Method[PromptConfigT]):
 
     cost = "minutes"
     needs_training = True
-    learns_texts = True
 
     @property
     def text_dropout(self) -> bool:
