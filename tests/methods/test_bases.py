@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_all_methods import quick, support_of, text_of
+from test_all_methods import quick, support_of
+from toys import text_of
 
 import ogkd
 from ogkd import methods
