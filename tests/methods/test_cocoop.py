@@ -107,8 +107,3 @@ def test_prediction_in_parts_equals_prediction_at_once(bert_backbone, monkeypatc
     torch.testing.assert_close(head.logits(3 * v), expected, atol=1e-4, rtol=1e-4)
     assert head.logits(v[:0]).shape == (0, 3)
     assert not head.logits(v).requires_grad
-
-
-def test_prompts_without_an_image_are_a_mistake_of_the_caller(learner):
-    with pytest.raises(ValueError, match="depend on the image"):
-        learner.text_features(learner.initial_context(generator()).unsqueeze(0))

@@ -213,4 +213,3 @@ def _target(
 def _kl_terms(target: Tensor, log_p: Tensor) -> Tensor:
     """Return the summands of KL with log-targets: exp(q*) (q* - log p)."""
     return target.exp() * (target - log_p)
-

@@ -74,8 +74,7 @@ class ImagePromptLearner(PromptLearner):
         self, contexts: Tensor, *, images: Tensor | None = None, dropout: TextDropout | None = None
     ) -> Tensor:
         """T_hat [S, B, C, d] of every image [S, B, d], in one pass of S * B * C prompts."""
-        if images is None:
-            raise ValueError("These prompts depend on the image: pass the images' features.")
+        assert images is not None
         parts = self.split(contexts)  # of [S, n]
         hidden = (images @ parts["W1"].mT + parts["b1"].unsqueeze(1)).relu()
         shift = hidden @ parts["W2"].mT + parts["b2"].unsqueeze(1)  # [S, B, w]

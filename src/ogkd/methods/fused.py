@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -17,18 +17,14 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import mean_texts, prototypes
 from ogkd.methods import Head, LinearHead, Method, Support, TextHead, TextSide, rows_of
 from ogkd.methods.base import Folder
-from ogkd.methods.experts import Space, Texts, experts, totals
+from ogkd.methods.experts import Space, Texts, experts
 from ogkd.methods.fused_choice import (
-    POOL_FOLDS,
     RHO,
     FusedConfig,
     choose,
-    choose_pool,
+    learn_from_pool,
     ridge,
-    row_weights,
     weights,
-    with_pool,
-    worth,
 )
 from ogkd.methods.heads import take
 from ogkd.methods.ranking import Ranking
@@ -36,17 +32,14 @@ from ogkd.methods.registry import register
 
 _TEXT = "text."  # prefix of the names of the text head's tensors
 _VARIANCE = 0.1  # about what rows of unit length have within classes; the ridge is relative to it
+_NOT_USED = "Unlabelled images were not used: they lowered the likelihood of held-out labels."
 
 
 @dataclass(frozen=True)
 class FusedHead(LinearHead):
-    """A linear head, saved with the text head, which answers for classes without images.
-
-    `pool` is how many unlabelled images it has just learned from; it is not saved.
-    """
+    """A linear head, saved with the text head, which answers for classes without images."""
 
     text: TextHead = field(kw_only=True)
-    pool: int = field(default=0, kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     ranking: Ranking | None = field(default=None, kw_only=True)
 
@@ -87,30 +80,23 @@ class Fused(Method[FusedConfig]):
         deep = rows.features.shape[1] > d
         config = self.config.model_copy(update={"rho": self.config.rho or RHO[deep]})
         widths = backbone.deep_parts if deep else ()
+        split = partial(Space.of, d=d, widths=widths, even=True)
         # Few rows span a small space, so what needs labelled rows alone is computed there.
-        space = Space.of(rows.features, d, widths, even=True)
+        space, notes = split(rows.features), tuple[str, ...]()
         texts = Texts(T, backbone.logit_scale, config.nu)
-        choice = choose(rows, space, texts, config)
-        fitted, note = experts(space, weights(rows), texts, rho=ridge(config)), ""
+        choice, fitted = choose(rows, space, texts, config), None
         if pool is not None:
-            everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
-            large = Space.of(everything, d, widths, even=True)
-            beta = worth(rows, len(pool), config)
-            sums = totals(large, row_weights(rows, len(everything), beta))
-            without = choose(rows, space, texts, config, folds=POOL_FOLDS)
-            with_them, note = choose_pool(rows, large, texts, config, without, sums)
-            if with_them.pool:
-                fitted = with_pool(rows, large, texts, config, without, sums)
-                choice, space = with_them, large
+            unlabelled = normalize(pool.cpu().float(), dim=-1)
+            learned = learn_from_pool(rows, unlabelled, space, texts, config, split)
+            if learned is None:
+                notes = (_NOT_USED,)
+            else:
+                choice, space, fitted = learned
+        fitted = fitted or experts(space, weights(rows), texts, rho=ridge(config))
         W, b = fitted.joined(space, choice.kappa, deep=deep)
-        return FusedHead(
-            (choice.heat * W).float(),
-            (choice.heat * b).float(),
-            text=alone,
-            pool=len(pool) if pool is not None and choice.pool else 0,
-            notes=(note,) if note else (),
-            ranking=self._ranking(alone, backbone, deep=deep),
-        )
+        W, b = (choice.heat * W).float(), (choice.heat * b).float()
+        ranking = self._ranking(alone, backbone, deep=deep)
+        return FusedHead(W, b, text=alone, notes=notes, ranking=ranking)
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Use the texts alone: the other classes have no images."""

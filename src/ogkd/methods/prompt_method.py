@@ -142,30 +142,19 @@ class PromptMethod(Method[PromptConfigT]):
         return PromptLearner(text.backbone, text.class_names, self.config.context)
 
     def head(self, learner: PromptLearner, context: Tensor) -> Head:
-        """Return the head of one trained context."""
-        return context_head(learner, context)
+        """Encode the class texts of a context, which is saved too, for use with other classes."""
+        # As in training, with a gradient: by the layers that are laid out already.
+        given = context.to(learner.embeddings.device).unsqueeze(0).requires_grad_()
+        T = normalize(learner.text_features(given)[0].detach().cpu(), dim=-1)
+        return TextHead(T, learner.backbone.logit_scale, {"context": context})
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Put the learned context in front of other class names."""
         return self.head(self.learner(text), self.learned(head))
 
-    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        shape = (self.config.context.n_ctx, text.backbone.text_width)
-        if "context" in tensors and tensors["context"].shape != shape:
-            raise ValueError(f"context of shape {tuple(tensors['context'].shape)}, not {shape}")
-        return super().read_head(tensors, text, scale)
-
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""
         return head.tensors()["context"]
-
-
-def context_head(learner: PromptLearner, context: Tensor) -> TextHead:
-    """Encode the class texts of a context, which is saved too, for use with other classes."""
-    # As in training, with a gradient: by the layers that are laid out already.
-    given = context.to(learner.embeddings.device).unsqueeze(0).requires_grad_()
-    T_hat = learner.text_features(given)[0].detach().cpu()
-    return TextHead(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
 
 
 def image_logits(T_hat: Tensor, batch: Batch, scale: float) -> Tensor:
