@@ -57,7 +57,7 @@ def test_prompts_belong_to_zero_shot_and_a_model_needs_images(refused, fitted, d
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
     model, loud = tmp_path / "m", "WARNING: The built-in model"
-    outcome = ogkd("fit", data, "-b", "builtin", "-m", "logistic", "-o", model)
+    outcome = ogkd("fit", data, "-b", "builtin", "-m", "ss-text+", "-o", model)
     assert loud in outcome.err
     outcome = ogkd("predict", model, data / "test")
     assert loud in outcome.err

@@ -153,7 +153,7 @@ def test_images_that_were_learned_from_are_counted(bert_backbone, pictures):
 
 
 def test_the_same_pixels_in_another_file_format_are_a_leak(bert_backbone, pictures, tmp_path):
-    model = fit(pictures, bert_backbone, method="logistic", shots=2)
+    model = fit(pictures, bert_backbone, method="ss-text+", shots=2)
     dataset = read_dataset(pictures)
     train = dataset.part("train")
     learned = [c for c in train if c.image.fingerprint in model.card.support_images][:3]
