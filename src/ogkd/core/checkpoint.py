@@ -56,7 +56,7 @@ class Checkpoint:
             state = TrainingState(epoch=int(metadata["epoch"]), **tensors)
             if metadata["sha256"] != _digest(tensors, state.epoch):
                 raise ValueError("its content does not match its checksum")
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"The checkpoint {self.path} is damaged ({error}). Delete it, or restart the "
                 "training from the beginning.",
