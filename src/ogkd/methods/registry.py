@@ -107,12 +107,10 @@ def make_method(
         problem = error.errors()[0]
         setting = ".".join(str(part) for part in problem["loc"])
         names = [key for key, _ in flatten(method.Config().model_dump())]
-        what, hint = f"{problem['input']!r} of {name}: {problem['msg']}", ""
+        what = f"Setting '{setting}' of {name} cannot be {problem['input']!r}: {problem['msg']}."
         if problem["type"] == "extra_forbidden":
-            what, hint = f"{name} has no such setting", did_you_mean(setting, names)
-        raise ConfigError(
-            f"Setting '{setting}': {what}.{hint} Settings of {name}: {', '.join(names)}."
-        ) from None
+            what = f"{name} has no setting '{setting}'.{did_you_mean(setting, names)}"
+        raise ConfigError(f"{what} Settings of {name}: {', '.join(names)}.") from None
 
 
 def flatten(
