@@ -5,8 +5,6 @@ dataset is one JSON file in --out; what is there is not run again.
 
     python benchmarks/fused.py --out runs/fused               # run what is missing
     python benchmarks/fused.py --out runs/fused --table       # print the tables
-    python benchmarks/fused.py --out runs/fused-ogkd --ogkd 50 --seeds 1 2 3 \
-        --shots 1 4 16 --datasets RETINA OCTMNIST             # with OGKD's texts, 50 epochs
     python benchmarks/fused.py --out runs/fused-tokens --judge rest --parts 0 1 2 \
         --shots 1 4 16 --seeds 1 2 3                          # class tokens alone
     python benchmarks/fused.py --out runs/fused-constants --constants --judge rest \
@@ -37,7 +35,6 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Head, LinearHead, Support, TextSide, make_method
 from ogkd.methods.feature_method import rows_of
-from ogkd.methods.fused import FusedHead
 from ogkd.methods.gda import gaussian
 
 ZERO_SHOT = "zero-shot ensemble"
@@ -140,12 +137,6 @@ def fitted(
     supports = everything
     heads["fused, kappa = 8"] = fit("fused", text="bank", kappa=8.0)
     heads["fused"] = fit("fused", text="bank")
-    if options.ogkd:
-        # Without the patch loss: these supports hold no patches.
-        settings = {"text_settings": {"lambda_lgd": 0.0}, "train": {"epochs": options.ogkd}}
-        learned = fit("fused", text="ogkd", **settings)
-        heads["OGKD's texts alone"] = [h.text for h in learned if isinstance(h, FusedHead)]
-        heads["fused, OGKD's texts"] = learned
     return heads
 
 
@@ -221,7 +212,6 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="+", type=int, help="deeper parts to keep; all if left out"
     )
-    parser.add_argument("--ogkd", type=int, default=0, help="epochs of OGKD; 0 leaves it out")
     parser.add_argument("--constants", action="store_true", help="compare its constants instead")
     options = parser.parse_args()
     done = run(options, one_dataset)

@@ -14,7 +14,7 @@ from ogkd import plugins
 from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
-from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method
+from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, registry
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import method_of
 
@@ -39,11 +39,13 @@ def _clean(monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
     monkeypatch.delenv(plugins.VARIABLE)
     monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
-    monkeypatch.setattr(METHODS, "_complete", False)
-    catalog._plugged.cache_clear()
+    caches = (catalog._plugged, registry._load_plugins)
+    for cache in caches:
+        cache.cache_clear()
     before = set(sys.modules)
     yield
-    catalog._plugged.cache_clear()
+    for cache in caches:
+        cache.cache_clear()
     for name in set(sys.modules) - before:
         if name.startswith((plugins._FILES, "plugged")):
             del sys.modules[name]

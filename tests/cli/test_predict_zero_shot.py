@@ -52,7 +52,7 @@ def test_what_cannot_work_is_one_message(refused, data, words, message):
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
     model, loud = tmp_path / "m", "WARNING: The built-in model"
-    outcome = ogkd("fit", data, "-b", "builtin", "-m", "logistic", "-o", model)
+    outcome = ogkd("fit", data, "-b", "builtin", "-m", "ss-text+", "-o", model)
     assert loud in outcome.err
     outcome = ogkd("predict", model, data / "test")
     assert loud in outcome.err

@@ -7,7 +7,6 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import class_graph
 from ogkd.core.losses import (
-    LossTerms,
     cross_entropy,
     diffuse,
     gad,
@@ -18,7 +17,6 @@ from ogkd.core.losses import (
     sccm,
     select_patches,
 )
-from ogkd.errors import ConfigError
 
 B, C, P, K, d = 4, 5, 9, 3, 16
 GAMMAS = [0.0, 0.3, 1.0, [0.0, 0.2, 0.5, 0.9, 1.0]]
@@ -100,24 +98,6 @@ def test_diffuse_equals_the_loop(gamma):
     np.testing.assert_allclose(diffuse(log_q, W, gamma), expected, rtol=1e-12)
 
 
-def test_a_class_with_gamma_zero_keeps_what_the_teacher_said_of_it():
-    log_q, W = random(B, C).log_softmax(dim=-1), graph()
-    gamma = [0.7] * C
-    gamma[2] = 0.0
-    result = diffuse(log_q, W, gamma)
-    assert torch.equal(result[:, 2], log_q[:, 2])
-    others = [0, 1, 3, 4]
-    assert torch.equal(result[:, others], diffuse(log_q, W, 0.7)[:, others])
-
-
-def test_gamma_on_the_source_instead_would_raise_the_other_classes():
-    """Why a per-class gamma acts on the coordinate: see the docstring of `diffuse`."""
-    log_q, W, gamma = random(B, C).log_softmax(dim=-1), graph(), torch.full((C,), 0.7)
-    gamma[0] = 0.0
-    on_source = (1 - gamma) * log_q + (gamma * log_q) @ W
-    assert (on_source[:, 1:] > diffuse(log_q, W, gamma)[:, 1:]).all()
-
-
 # GAD
 
 
@@ -136,23 +116,6 @@ def test_gad_equals_the_loop(normalisation, count, gamma, temperature, normalise
     np.testing.assert_allclose(value, total / count, rtol=1e-10)
 
 
-def test_gad_may_be_negative_and_is_not_clamped():
-    W = torch.tensor([[0.6, 0.4], [0.4, 0.6]], dtype=torch.float64)
-    teacher = torch.tensor([[6.0, 0.0]], dtype=torch.float64)
-    target = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
-    m = target.exp().sum()
-    value = gad(target, teacher, W, 0.5, normalisation="batch")  # softmax(target) = exp(q*)/m
-    torch.testing.assert_close(value, m * m.log())
-    assert value < -0.2
-
-
-def test_gad_with_a_normalised_target_is_zero_at_its_minimum():
-    teacher, W = random(B, C), graph()
-    target = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
-    value = gad(target, teacher, W, 0.5, normalise_target=True)
-    torch.testing.assert_close(value, torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-14)
-
-
 # Patches
 
 
@@ -167,13 +130,6 @@ def test_select_patches_equals_sorting_the_scores(k, absolute):
         scores = [abs(s) for s in scores] if absolute else scores
         expected = sorted(range(P), key=lambda n: -scores[n])[:k]
         assert set(indices[b].tolist()) == set(expected)
-
-
-def test_absolute_scores_can_keep_a_patch_that_speaks_against_the_label():
-    Z = torch.tensor([[[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]])
-    for absolute, expected in ((True, 1), (False, 0)):
-        chosen = select_patches(Z, torch.eye(2), torch.tensor([0]), 1, absolute=absolute)
-        assert chosen.tolist() == [[expected]]
 
 
 def test_gather_patches_takes_the_rows_of_each_image():
@@ -207,12 +163,6 @@ def test_floor_is_not_misled_by_binary_fractions():
     assert patches_kept(100, 0.29, rounding="floor") == 29
 
 
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, float("nan")])
-def test_a_ratio_outside_its_range_is_refused(ratio):
-    with pytest.raises(ConfigError, match="ratio"):
-        patches_kept(196, ratio)
-
-
 # LGD
 
 
@@ -236,82 +186,40 @@ def test_lgd_equals_the_loop(normalisation, count, variant, gamma, temperature, 
     np.testing.assert_allclose(value, total / count, rtol=1e-10)
 
 
-def test_full_lgd_is_gad_with_every_patch_as_an_image():
-    student, teacher = random(B, P, C), random(B, P, C, seed=1)
-    value = lgd(student, teacher, random_labels(B), graph(), 0.4, variant="full")
-    flat = student.flatten(0, 1), teacher.flatten(0, 1)
-    torch.testing.assert_close(value, gad(*flat, graph(), 0.4, normalisation="batch"))
-
-
-def test_lgd_is_least_and_negative_where_the_label_has_all_the_probability():
-    teacher, y, W = random(B, P, C), random_labels(B), graph()
-    sure = 100 * torch.nn.functional.one_hot(y, C).double()[:, None].expand(B, P, C)
-    least = lgd(sure, teacher, y, W, 0.5)
-    u = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
-    u = torch.stack([u[b, :, y[b]] for b in range(B)])
-    torch.testing.assert_close(least, (u.exp() * u).mean())
-    assert least < 0
-    assert least < lgd(teacher, teacher, y, W, 0.5)  # agreeing with the teacher is not the best
-
-
 # Options, gradients and seeds
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda z, y, W: sccm(z, z, normalisation="sum"), "mean, class, but is 'sum'"),
-        (lambda z, y, W: gad(z, z, W, 0.5, normalisation="batch_patch"), "batch_class, batch"),
-        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0.5, variant="x"), "label_guided, full"),
-        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0, normalisation="x"), "batch_patch"),
-        (lambda z, y, W: patches_kept(9, 0.5, rounding="ceil"), "half_even, floor"),
-    ],
-)
-def test_an_unknown_option_is_refused_with_the_known_ones(call, message):
-    with pytest.raises(ConfigError, match=message):
-        call(random(B, C), random_labels(B), graph())
-
-
 def objective(v, Z, T_hat, T_tilde, T, y, W, gamma, k=4):
-    """Run the whole objective on one or several seeds, as the training loop does."""
+    """Each term, as the training loop computes it."""
     Z = gather_patches(Z, select_patches(Z, T_tilde, y, k))
     student, teacher = logits(v, T_hat, 10.0), logits(v, T_tilde, 10.0)
     patches = logits(Z, T_hat, 10.0), logits(Z, T_tilde, 10.0)
-    return LossTerms(
-        ce=cross_entropy(student, y),
-        sccm=sccm(T_hat, T),
-        gad=gad(student, teacher, W, gamma),
-        lgd=lgd(*patches, y, W, gamma),
-    )
-
-
-def inputs(*seeds):
     return {
-        "v": normalize(random(*seeds, B, d, seed=1), dim=-1),
-        "Z": normalize(random(*seeds, B, P, d, seed=2), dim=-1),
-        "T_hat": normalize(random(*seeds, C, d, seed=3), dim=-1),
-        "T_tilde": normalize(random(*seeds, C, d, seed=4), dim=-1),
-        "T": normalize(random(C, d, seed=5), dim=-1),
-        "y": random_labels(*seeds, B),
-        "W": graph(),
-        "gamma": torch.tensor(GAMMAS[-1], dtype=torch.float64),
+        "ce": cross_entropy(student, y),
+        "sccm": sccm(T_hat, T),
+        "gad": gad(student, teacher, W, gamma),
+        "lgd": lgd(*patches, y, W, gamma),
     }
 
 
-WEIGHTS = {"lambda_sccm": 0.5, "lambda_gad": 1.75, "lambda_lgd": 0.05}
-
-
-def test_the_total_weighs_the_terms():
-    terms = objective(**inputs())
-    expected = terms.ce + 0.5 * terms.sccm + 1.75 * terms.gad + 0.05 * terms.lgd
-    assert torch.equal(terms.total(**WEIGHTS), expected)
+def inputs():
+    return {
+        "v": normalize(random(B, d, seed=1), dim=-1),
+        "Z": normalize(random(B, P, d, seed=2), dim=-1),
+        "T_hat": normalize(random(C, d, seed=3), dim=-1),
+        "T_tilde": normalize(random(C, d, seed=4), dim=-1),
+        "T": normalize(random(C, d, seed=5), dim=-1),
+        "y": random_labels(B),
+        "W": graph(),
+        "gamma": torch.tensor(GAMMAS[-1], dtype=torch.float64),
+    }
 
 
 def test_gradients_reach_the_student_alone():
     data = inputs()
     teacher = [data[name].requires_grad_() for name in ("T_tilde", "T", "W", "gamma")]
     T_hat = data["T_hat"].requires_grad_()
-    for name, term in vars(objective(**data)).items():
+    for name, term in objective(**data).items():
         gradients = torch.autograd.grad(
             term, [T_hat, *teacher], allow_unused=True, retain_graph=True
         )
@@ -332,35 +240,9 @@ def test_gradients_equal_finite_differences(name):
     assert torch.autograd.gradcheck(function, (start.requires_grad_(),))
 
 
-def test_seeds_together_equal_each_seed_alone_in_values_and_gradients():
-    shared = {"T", "W", "gamma"}
-    data = inputs(3)
-    data["T_hat"].requires_grad_()
-    together = objective(**data)
-    (gradient,) = torch.autograd.grad(together.total(**WEIGHTS).sum(), data["T_hat"])
-    for s in range(3):
-        single = {name: value if name in shared else value[s] for name, value in data.items()}
-        single["T_hat"] = single["T_hat"].detach().requires_grad_()
-        alone = objective(**single)
-        for name, value in vars(alone).items():
-            assert value.shape == ()
-            torch.testing.assert_close(vars(together)[name][s], value, rtol=1e-13, atol=1e-15)
-        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), single["T_hat"])
-        torch.testing.assert_close(gradient[s], expected, rtol=1e-12, atol=1e-14)
-
-
-def test_a_student_trains_against_a_teacher_made_in_inference_mode():
-    data = inputs()
-    with torch.inference_mode():  # as `Backbone.encode_texts` does
-        frozen = {name: inputs()[name].clone() for name in ("Z", "T_tilde", "T", "W", "gamma")}
-    T_hat = data["T_hat"].requires_grad_()
-    objective(**data | frozen).total(**WEIGHTS).backward()
-    assert T_hat.grad is not None
-
-
 def test_float32_stays_float32_and_close_to_float64():
     data = inputs()
     small = {n: x.float() if x.is_floating_point() else x for n, x in data.items()}
-    for name, value in vars(objective(**small)).items():
+    for name, value in objective(**small).items():
         assert value.dtype == torch.float32
-        torch.testing.assert_close(value.double(), vars(objective(**data))[name], rtol=1e-5, atol=0)
+        torch.testing.assert_close(value.double(), objective(**data)[name], rtol=1e-5, atol=0)

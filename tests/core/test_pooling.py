@@ -35,14 +35,6 @@ def test_pooling_is_the_formula_case_by_case(tau: float) -> None:
         np.testing.assert_allclose(row.numpy(), expected, atol=1e-9)
 
 
-def test_pooling_goes_from_the_mean_to_the_largest_as_tau_falls() -> None:
-    z, case = image_logits(1)
-    values = torch.stack([pooled(z, case, tau) for tau in (math.inf, 100.0, 3.0, 0.5, 0.01, 0.0)])
-    assert bool((values.diff(dim=0) >= -1e-9).all())
-    torch.testing.assert_close(values[0], pooled(z, case, 1e7), atol=1e-5, rtol=0)
-    torch.testing.assert_close(values[-1], pooled(z, case, 1e-9), atol=1e-6, rtol=0)
-
-
 def test_extreme_logits_do_not_overflow() -> None:
     z = torch.tensor([[1e4, -1e4], [-1e4, 1e4]], dtype=torch.float64)
     assert pooled(z, torch.tensor([0, 0]), 0.25).isfinite().all()
@@ -120,14 +112,6 @@ def test_the_fitted_pooling_is_as_good_as_the_better_of_mean_and_largest(share: 
     assert right(fit_pooling(z, case, labels, normal=(0,))) >= best - 0.02
 
 
-def test_probabilities_of_new_cases_are_calibrated() -> None:
-    z, case, labels = simulated(0.1, 3, 1000)
-    new, _, truth = simulated(0.1, 4, 1000)
-    p = fit_pooling(z, case, labels, normal=(0,)).logits(new, case).softmax(1)[:, 1]
-    sure = p > 0.5
-    assert float(p[sure].mean()) == pytest.approx(float(truth[sure].double().mean()), abs=0.05)
-
-
 def test_what_all_images_of_a_case_have_in_common_is_taken_out() -> None:
     def shifted(seed: int) -> tuple[torch.Tensor, ...]:
         z, case, labels = simulated(0.1, seed)
@@ -143,11 +127,3 @@ def test_what_all_images_of_a_case_have_in_common_is_taken_out() -> None:
         return float((pooling.logits(new, case).argmax(1) == truth).double().mean())
 
     assert right(fitted) >= right(replace(fitted, mean_weight=0.0)) + 0.1
-
-
-def test_one_case_of_each_class_moves_nothing_far() -> None:
-    z, case, labels = simulated(0.3, 5, 2)
-    fitted = fit_pooling(z, case, labels, normal=(0,))
-    assert 0.05 <= fitted.heat < 3
-    assert abs(fitted.mean_weight) < 2
-    assert max(map(abs, fitted.bias)) < 3

@@ -36,22 +36,6 @@ def test_another_length_starts_from_small_random_numbers_of_the_seed(bert_backbo
     assert first.std().item() == pytest.approx(0.02, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("position", "template"),
-    [
-        ("end", "a photo of a {}."),
-        ("middle", "a photo {} of a."),
-        ("front", "{} a photo of a."),
-    ],
-)
-def test_the_class_name_stands_where_asked(bert_backbone, position, template):
-    prompts = learner(bert_backbone, position=position)
-    context = prompts.initial_context(generator())
-    features = prompts.text_features(context.unsqueeze(0))[0]
-    expected = bert_backbone.encode_texts([template.format(name) for name in NAMES])
-    torch.testing.assert_close(features, expected, atol=1e-5, rtol=0)
-
-
 def test_runs_side_by_side_equal_each_run_alone(bert_backbone):
     prompts = learner(bert_backbone, n_ctx=3)
     contexts = torch.stack([prompts.initial_context(generator(seed)) for seed in range(4)])
@@ -68,17 +52,6 @@ def test_dropout_of_a_run_is_its_own(bert_backbone):
     alone = prompts.text_features(contexts[1:], dropout=TextDropout([6]))
     torch.testing.assert_close(both[1], alone[0], atol=1e-6, rtol=0)
     assert (both[0] - both[1]).abs().max() > 1e-3
-
-
-def test_a_class_specific_context_touches_its_class_alone(bert_backbone):
-    prompts = learner(bert_backbone, class_specific=True)
-    context = prompts.initial_context(generator())
-    assert context.shape == (3, 4, bert_backbone.text_width)
-    changed = context.clone()
-    changed[1] = changed[1].flip(-1)  # not a shift, which LayerNorm would remove
-    before, after = (prompts.text_features(c.unsqueeze(0))[0] for c in (context, changed))
-    assert torch.equal(before[[0, 2]], after[[0, 2]])
-    assert not torch.allclose(before[1], after[1])
 
 
 def test_gradients_reach_the_context_only(bert_backbone):

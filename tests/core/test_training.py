@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.batches import Run, batch_slices
-from ogkd.core.checkpoint import Checkpoint, TrainingState, _digest
+from ogkd.core.checkpoint import Checkpoint, TrainingState
 from ogkd.core.losses import cross_entropy, logits
 from ogkd.core.optimisers import TrainConfig, learning_rate
 from ogkd.core.prompting import ContextConfig, PromptLearner
@@ -54,16 +54,15 @@ def test_the_schedule_is_a_warmup_then_a_cosine_over_all_epochs():
 
 
 @pytest.mark.parametrize(
-    ("images", "expected"), [(5, [4]), (7, [4]), (8, [4, 4]), (3, [3]), (4, [4]), (1, [1])]
+    ("images", "expected", "drop_last"),
+    [
+        *((5, [4], True), (7, [4], True), (8, [4, 4], True), (3, [3], True), (1, [1], True)),
+        (7, [4, 3], False),
+    ],
 )
-def test_the_last_incomplete_batch_is_dropped_as_released(images, expected):
-    sizes = [part.stop - part.start for part in batch_slices(images, TrainConfig(batch_size=4))]
-    assert sizes == expected
-
-
-def test_all_images_are_used_without_drop_last():
-    sizes = [p.stop - p.start for p in batch_slices(7, TrainConfig(batch_size=4, drop_last=False))]
-    assert sizes == [4, 3]
+def test_the_last_incomplete_batch_is_dropped_as_released(images, expected, drop_last):
+    config = TrainConfig(batch_size=4, drop_last=drop_last)
+    assert [part.stop - part.start for part in batch_slices(images, config)] == expected
 
 
 def test_training_lowers_the_loss_and_leaves_the_backbone_alone(learner, bert_backbone):
@@ -138,17 +137,6 @@ def test_an_interruption_in_the_first_epoch_starts_again(learner, bert_backbone,
     assert torch.equal(again, whole)
 
 
-def test_a_finished_checkpoint_is_not_trained_again(learner, bert_backbone, tmp_path):
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", "x")
-    run, seen = make_run(bert_backbone, 1), []
-    first = train_contexts(learner, [run], objective, CONFIG, checkpoint=checkpoint)
-    again = train_contexts(
-        learner, [run], objective, CONFIG, checkpoint=checkpoint, log=seen.append
-    )
-    assert torch.equal(first, again)
-    assert seen == []
-
-
 def test_a_checkpoint_of_another_training_is_refused_and_untouched(
     learner, bert_backbone, tmp_path
 ):
@@ -159,19 +147,6 @@ def test_a_checkpoint_of_another_training_is_refused_and_untouched(
     with pytest.raises(ConfigError, match="other settings"):
         train_contexts(learner, [run], objective, CONFIG, checkpoint=Checkpoint(path, "two"))
     assert path.read_bytes() == content
-
-
-def test_a_damaged_checkpoint_is_named(learner, bert_backbone, tmp_path):
-    path = tmp_path / "c.safetensors"
-    path.write_bytes(b"\x10\0\0\0\0\0\0\0nonsense")
-    with pytest.raises(ConfigError, match="damaged"):
-        train_contexts(
-            learner,
-            [make_run(bert_backbone, 1)],
-            objective,
-            CONFIG,
-            checkpoint=Checkpoint(path, ""),
-        )
 
 
 def test_a_loss_that_is_no_number_stops_and_names_the_term(learner, bert_backbone):
@@ -233,7 +208,7 @@ def test_a_small_step_uses_one_thread_and_gives_the_others_back(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("change", ["epoch", "bit", "shape", "older"])
+@pytest.mark.parametrize("change", ["epoch", "bit", "shape", "cut"])
 def test_a_changed_checkpoint_is_noticed(tmp_path, change):
     checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
     state = TrainingState(torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1))
@@ -248,9 +223,9 @@ def test_a_changed_checkpoint_is_noticed(tmp_path, change):
         tensors["contexts"][0, 0, 0] += 1e-6
     elif change == "shape":
         tensors["momentum"] = torch.zeros(1)
-    else:
-        del metadata["sha256"]
     save_file(tensors, checkpoint.path, metadata)
+    if change == "cut":
+        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])
     with pytest.raises(ConfigError, match="is damaged"):
         checkpoint.load()
 
@@ -385,15 +360,3 @@ def test_adam_is_resumed_with_the_same_bits(learner, bert_backbone, tmp_path, st
     seen.clear()
     assert torch.equal(train(seen.append), whole)  # it has ended: nothing is trained again
     assert seen == []
-
-
-def test_a_checkpoint_without_losses_of_an_earlier_version_is_resumed(tmp_path):
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
-    contexts, momentum = torch.ones(2, 2, 3), torch.full((2, 2, 3), 0.5)
-    tensors = {"contexts": contexts, "momentum": momentum}
-    metadata = {"fingerprint": "same", "epoch": "4", "sha256": _digest(tensors, 4)}
-    save_file(tensors, checkpoint.path, metadata)
-    state = checkpoint.load()
-    assert state.epoch == 4
-    assert torch.equal(state.momentum, momentum)
-    assert state.losses.shape == (0, 2)

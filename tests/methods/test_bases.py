@@ -1,25 +1,34 @@
-"""The public bases: what an author of a method relies on."""
+"""The public bases: what an author of a method relies on, whichever he derives from."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
+import torch
+from test_all_methods import quick, support_of
+from toys import text_of
 
 import ogkd
 from ogkd import methods
-from ogkd.methods import DEFAULT, METHODS, FeatureMethod, MethodConfig, PromptConfig, PromptMethod
+from ogkd.methods import (
+    DEFAULT,
+    METHODS,
+    FeatureMethod,
+    MethodConfig,
+    PromptConfig,
+    PromptMethod,
+)
+from ogkd.methods.coop import CrossEntropy
+from ogkd.methods.ogkd import OGKD, OGKDConfig
 
 SRC = Path(ogkd.__file__).parent
 
 
 class Own(MethodConfig):
     k: int = 3
-
-
-class More(Own):
-    m: int = 4
 
 
 def test_settings_come_from_the_type_parameter_and_are_inherited():
@@ -34,13 +43,6 @@ def test_settings_come_from_the_type_parameter_and_are_inherited():
     assert Mine.Config is Own
     assert Yours.Config is Own
     assert Deeper.Config is PromptConfig
-
-
-def test_settings_may_still_be_named_by_hand():
-    class Mine(FeatureMethod[Own]):
-        Config = More
-
-    assert Mine.Config is More
 
 
 @pytest.mark.parametrize("name", methods.__all__)
@@ -76,3 +78,89 @@ def test_a_fit_has_the_default_method():
 
     assert FitRequest("images").method == DEFAULT
     assert DEFAULT in METHODS
+
+
+# Hooks that another part of the house calls: the fit of a request, a store, a registry.
+ELSEWHERE = {
+    "fit", "fit_many", "head_for", "read_head", "uses_deep", "as_benchmarked",
+    "kept_views", "uses_patches",
+}  # fmt: skip
+
+
+def hooks_of(method):
+    """The public methods and properties of a class that its own rooms define."""
+    return sorted(
+        name
+        for name, member in inspect.getmembers(method)
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, property))
+        and name not in ELSEWHERE
+    )
+
+
+HOOKS = [(name, hook) for name in sorted(METHODS) for hook in hooks_of(METHODS[name])]
+
+
+def fit(method, backbone, count=1):
+    text = text_of(backbone)
+    supports = [support_of(method, backbone, seed=seed) for seed in range(count)]
+    needed = supports if method.needs_images else [None] * count
+    return method.fit_many([method] * count, needed, text, seeds=list(range(1, count + 1)))
+
+
+def test_prompt_and_feature_methods_have_their_hooks():
+    for name, method in METHODS.items():
+        hooks = {hook for each, hook in HOOKS if each == name}
+        if issubclass(method, PromptMethod):
+            assert {"objective", "learner", "head", "text_dropout"} <= hooks
+        if issubclass(method, FeatureMethod):
+            assert "fit_rows" in hooks
+
+
+@pytest.mark.parametrize(("name", "hook"), [pair for pair in HOOKS if pair[1] != "learned"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_overridden_hook_is_used(name, hook, count, bert_backbone):
+    original, calls = getattr(METHODS[name], hook), []
+
+    def called(self, *args, **kwargs):
+        calls.append(hook)
+        if isinstance(original, property):
+            return original.fget(self)
+        return original(self, *args, **kwargs)
+
+    override = property(called) if isinstance(original, property) else called
+    derived = type("Mine", (METHODS[name],), {hook: override})(quick(name).config)
+    fit(derived, bert_backbone, count)
+    assert calls
+
+
+@pytest.mark.parametrize(
+    "name", sorted(n for n, m in METHODS.items() if issubclass(m, PromptMethod))
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_another_objective_trains_another_head(name, count, bert_backbone):
+    class Plain(METHODS[name]):
+        def objective(self, text):
+            return CrossEntropy(text.backbone.logit_scale)
+
+    settings = quick(name).config
+    heads = fit(Plain(settings), bert_backbone, count)
+    usual = fit(METHODS[name](settings), bert_backbone, count)
+    same = name in ("coop", "cocoop")
+    for ours, theirs in zip(heads, usual, strict=True):
+        pairs = zip(ours.tensors().values(), theirs.tensors().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == same
+
+
+def test_runs_of_other_settings_each_have_the_overridden_objective(bert_backbone):
+    class Plain(OGKD):
+        def objective(self, text):
+            return CrossEntropy(text.backbone.logit_scale)
+
+    train = {"epochs": 2, "lr": 0.05}
+    methods = [Plain(OGKDConfig(lambda_gad=weight, train=train)) for weight in (1.0, 5.0)]
+    support, text = support_of(methods[0], bert_backbone), text_of(bert_backbone)
+    first, second = Plain.fit_many(methods, [support] * 2, text, seeds=[1, 1])
+    torch.testing.assert_close(first.T, second.T, atol=1e-6, rtol=0)  # gad has no part in it
+    plain = OGKD.fit_many([OGKD(m.config) for m in methods], [support] * 2, text, seeds=[1, 1])
+    assert not torch.allclose(plain[0].T, plain[1].T, atol=1e-4)

@@ -3,11 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tiny_prompts import NAMES, batch_of, fit, quick, support_of, unit
+from toys import NAMES, batch_of, fit, quick, two_views, unit
 
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.errors import ConfigError
-from ogkd.methods import make_method
 from ogkd.methods.cocoop import ImagePromptLearner
 from ogkd.methods.coop import CrossEntropy
 
@@ -18,7 +16,7 @@ def generator(seed=0):
 
 @pytest.fixture
 def learner(bert_backbone):
-    return ImagePromptLearner(bert_backbone, NAMES, ContextConfig())
+    return ImagePromptLearner(bert_backbone, NAMES[:3], ContextConfig())
 
 
 def test_the_meta_net_has_the_papers_shape_and_torchs_first_values(learner, bert_backbone):
@@ -36,13 +34,8 @@ def test_the_meta_net_has_the_papers_shape_and_torchs_first_values(learner, bert
     layer = torch.nn.Linear(d, narrow)
     bound = layer.weight.abs().max().item()
     assert 0.5 * bound < parts["W1"].abs().max().item() <= d**-0.5
-    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    plain = PromptLearner(bert_backbone, NAMES[:3], ContextConfig())
     assert torch.equal(parts["context"], plain.initial_context(generator()))
-
-
-def test_split_and_join_are_inverse(learner):
-    row = learner.initial_context(generator())
-    assert torch.equal(learner.join(learner.split(row)), row)
 
 
 def awake(learner, generator):
@@ -57,7 +50,7 @@ def test_each_image_has_the_prompts_of_its_own_shifted_context(learner, bert_bac
     images = unit(2, 5, bert_backbone.embed_dim, seed=3)
     T_hat = learner.text_features(rows, images=images)
     assert T_hat.shape == (2, 5, 3, bert_backbone.embed_dim)
-    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    plain = PromptLearner(bert_backbone, NAMES[:3], ContextConfig())
     for run in range(2):
         p = {name: part.double().numpy() for name, part in learner.split(rows[run]).items()}
         for b in range(5):
@@ -76,7 +69,7 @@ def silenced(learner, row):
 
 
 def test_with_a_zeroed_meta_net_it_is_coop(learner, bert_backbone):
-    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    plain = PromptLearner(bert_backbone, NAMES[:3], ContextConfig())
     batch, objective = batch_of(1, d=bert_backbone.embed_dim), CrossEntropy(20.0)
     row = silenced(learner, learner.initial_context(generator())).unsqueeze(0).requires_grad_()
     context = plain.initial_context(generator()).unsqueeze(0).requires_grad_()
@@ -87,15 +80,6 @@ def test_with_a_zeroed_meta_net_it_is_coop(learner, bert_backbone):
     shared.sum().backward()
     gradient = learner.split(row.grad[0])["context"]
     torch.testing.assert_close(gradient, context.grad[0], atol=1e-5, rtol=1e-3)
-
-
-def test_the_loss_reaches_context_and_meta_net(learner, bert_backbone):
-    batch = batch_of(2, d=bert_backbone.embed_dim)
-    rows = torch.stack([awake(learner, generator(seed)) for seed in (1, 2)]).requires_grad_()
-    T_hat = learner.text_features(rows, images=batch.globals)
-    CrossEntropy(20.0)(T_hat, batch)["total"].sum().backward()
-    for name, gradient in learner.split(rows.grad).items():
-        assert (gradient.flatten(1).abs().amax(dim=1) > 1e-4).all(), name
 
 
 def test_a_batch_is_one_pass_of_the_text_tower(learner, bert_backbone, monkeypatch):
@@ -115,7 +99,7 @@ def test_a_batch_is_one_pass_of_the_text_tower(learner, bert_backbone, monkeypat
 
 @pytest.mark.parametrize("tokens", [1, 60, 10**9])
 def test_prediction_in_parts_equals_prediction_at_once(bert_backbone, monkeypatch, tokens):
-    (head,) = fit(quick("cocoop"), bert_backbone, support_of(bert_backbone))
+    (head,) = fit(quick("cocoop"), bert_backbone, two_views(bert_backbone))
     v = unit(7, bert_backbone.embed_dim, seed=8)
     expected = head.logits(v)
     monkeypatch.setattr("ogkd.methods.cocoop._TOKENS_AT_ONCE", tokens)
@@ -123,14 +107,3 @@ def test_prediction_in_parts_equals_prediction_at_once(bert_backbone, monkeypatc
     torch.testing.assert_close(head.logits(3 * v), expected, atol=1e-4, rtol=1e-4)
     assert head.logits(v[:0]).shape == (0, 3)
     assert not head.logits(v).requires_grad
-
-
-def test_prompts_too_long_for_the_tower_are_refused(bert_backbone):
-    method = make_method("cocoop", settings={"context.n_ctx": bert_backbone.context_length})
-    with pytest.raises(ConfigError, match="Lower n_ctx"):
-        fit(method, bert_backbone, support_of(bert_backbone))
-
-
-def test_prompts_without_an_image_are_a_mistake_of_the_caller(learner):
-    with pytest.raises(ValueError, match="depend on the image"):
-        learner.text_features(learner.initial_context(generator()).unsqueeze(0))

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
+from toys import NAMES, fit_head, make_support, make_text, unit
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import mean_texts, prototypes
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, TextHead, TextSide, make_method
+from ogkd.methods import Support, make_method
 from ogkd.methods.experts import Experts, Space, Texts, experts, with_unlabelled
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.fused_choice import HEATS, FusedConfig, choose, weights
 from ogkd.methods.ranking import Ranked
 
-
-def fit(support, text=None, **options):
-    method = make_method("fused", settings={"text": "bank", **options})
-    text = make_text(int(support.labels.max()) + 1) if text is None else text
-    return method.fit(support, text, seed=1)
+fit = partial(fit_head, "fused")
 
 
 def plain(X, y, T, v, scale, kappa, rho, nu):
@@ -86,28 +83,6 @@ def test_much_text_and_no_centring_is_the_zero_shot_head():
     assert torch.equal(head.logits(v).argmax(1), expected.argmax(1))
 
 
-def test_hardly_any_text_is_the_gaussian_head_alone():
-    X, y = make_support().rows()
-    space, both = fitted(X, y, unit(4, 12, seed=9), rho=1.0, nu=4.0)
-    W, b = both.joined(space, 1e-9, deep=False)
-    torch.testing.assert_close(W, both.visual[0][0], atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(b, both.visual[0][1], atol=1e-6, rtol=1e-6)
-
-
-def test_text_fades_as_images_come_in():
-    T = unit(4, 12, seed=9)
-
-    def share(shots):
-        X, y = make_support((shots,) * 4).rows()
-        space, both = fitted(X, y, T, rho=1.0, nu=4.0)
-        far = both.text[0] + 100.0  # how much of a change in the text arrives
-        moved = Experts(both.visual, (far, both.text[1]), both.n)
-        heads = [each.joined(space, 2.0, deep=False)[0] for each in (moved, both)]
-        return float((heads[0] - heads[1]).mean()) / 100
-
-    assert [share(n) for n in (1, 2, 16)] == pytest.approx([2 / 3, 1 / 2, 1 / 9])
-
-
 def test_a_class_without_images_is_refused_unless_the_support_says_so():
     whole, text, v = make_support((4, 4, 4)), make_text(3), unit(5, 12, seed=3)
     kept = whole.labels != 1
@@ -164,87 +139,6 @@ def test_any_counts_give_finite_probabilities_whatever_the_order(counts, seed):
     text.bank = [text.bank[c] for c in order]
     text.class_names = tuple(text.class_names[c] for c in order)
     torch.testing.assert_close(fit(turned, text).logits(v).softmax(-1), p[:, order])
-
-
-def test_equal_images_of_all_classes_leave_the_decision_to_text():
-    support = make_support((2, 2))
-    same = unit(1, 1, 12).expand(4, 1, 12)
-    support = type(support)(type(support.views)(type(support.views.features)(same)), support.labels)
-    text, v = make_text(2), unit(6, 12, seed=3)
-    got = fit(support, text, nu=4.0).logits(v)
-    T = prototypes(text.bank)
-    # The only image there is says nothing but where the middle lies.
-    expected = (T - T.mean(0)) @ (v - 4 / 8 * same[0, 0]).T
-    assert torch.equal(got.argmax(1), expected.argmax(0))
-
-
-PROMPTS = tuple(tuple(f"{word} {name}" for word in ("a", "the")) for name in NAMES[:3])
-
-
-def ogkd_head(backbone, **options):
-    settings = {"train.epochs": 2, "text_settings.lambda_lgd": 0.0, **options}
-    method = make_method("fused", preset="ogkd", settings=settings)
-    text = TextSide(backbone, NAMES[:3], PROMPTS)
-    support = make_support((3, 3, 3), d=backbone.embed_dim)
-    return method, text, method.fit(support, text, seed=1)
-
-
-def test_ogkd_as_text_side_serves_other_classes(bert_backbone):
-    method, _, head = ogkd_head(bert_backbone)
-    assert method.text_method.name == "ogkd"
-    assert method.text_method.config.train.epochs == 2
-    assert head.text.extra["context"].shape == (4, bert_backbone.text_width)
-    other = method.head_for(head, TextSide(bert_backbone, ("a", NAMES[0]), (("a",), ("b",))))
-    assert isinstance(other, TextHead)
-    torch.testing.assert_close(other.T[1], head.text.T[0], atol=1e-5, rtol=0)
-
-
-def test_blend_zero_is_the_bank_with_the_banks_weight(bert_backbone):
-    _, text, head = ogkd_head(bert_backbone, blend=0.0)
-    support = make_support((3, 3, 3), d=bert_backbone.embed_dim)
-    torch.testing.assert_close(head.W, fit(support, text).W)
-    _, _, learned = ogkd_head(bert_backbone, blend=1.0)
-    assert not torch.allclose(head.W, learned.W, atol=1e-3)
-
-
-def test_both_sides_come_back_from_their_tensors(bert_backbone):
-    method, text, head = ogkd_head(bert_backbone)
-    again = method.read_head(head.tensors(), text, bert_backbone.logit_scale)
-    v = unit(5, bert_backbone.embed_dim, seed=2)
-    torch.testing.assert_close(again.logits(v), head.logits(v))
-    torch.testing.assert_close(again.text.logits(v), head.text.logits(v))
-    alone = method.read_head(head.text.tensors(), text, bert_backbone.logit_scale)
-    torch.testing.assert_close(alone.logits(v), head.text.logits(v))
-
-
-def test_patches_are_asked_for_only_if_the_text_side_looks_at_them():
-    assert make_method("fused", preset="ogkd").uses_patches
-    assert not make_method("fused").uses_patches
-    assert not make_method("fused", preset="auto").uses_patches
-
-
-def test_the_mean_of_learned_and_bank_texts_is_taken(bert_backbone):
-    _, text, head = ogkd_head(bert_backbone, kappa=1e9)
-    bank = prototypes(text.bank)
-    T = normalize(head.text.T + bank, dim=-1) * mean_texts(text.bank).norm(dim=-1, keepdim=True)
-    directions = (T - T.mean(0)) / (T - T.mean(0)).norm()
-    torch.testing.assert_close(head.W / head.W.norm(), directions, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"text": "fused"}, "its own text side"),
-        ({"text": "ogdk"}, "Did you mean 'ogkd'"),
-        ({"text": "gda"}, "'gda' does not learn"),
-        ({"text": "cocoop"}, "'cocoop' does not learn"),
-        ({"text": "ogkd", "train.epochs": 0}, r"train\.epochs"),
-        ({"train.epochs": 5}, "trains nothing with the texts of 'bank'"),
-    ],
-)
-def test_a_text_side_that_cannot_be_is_refused_before_anything_is_trained(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_method("fused", settings=settings)
 
 
 def test_validation_images_are_not_looked_at():
@@ -449,17 +343,6 @@ def test_a_pool_of_nonsense_is_not_used_and_says_why():
     assert torch.equal(head.logits(mixed), fit(support, deep_text(3), beta=1.0).logits(mixed))
 
 
-def test_a_backbone_without_deeper_features_is_refused_only_if_they_are_asked_for():
-    backbone = make_text().backbone
-    backbone.deep_parts, backbone.name = (), "flat"
-    assert not make_method("fused").uses_deep(backbone)
-    with pytest.raises(ConfigError, match="'flat' has no deeper features"):
-        make_method("fused", settings={"features": "deep"}).uses_deep(backbone)
-    backbone.deep_parts = (9, 20)
-    assert make_method("fused").uses_deep(backbone)
-    assert not make_method("fused", settings={"features": "global"}).uses_deep(backbone)
-
-
 def test_weight_and_factor_are_those_that_eight_folds_choose():
     differ = 0
     for seed in range(6):
@@ -501,3 +384,19 @@ def test_the_smallest_ridge_still_ranks_and_a_smaller_one_is_refused():
     assert ranked.p_values(unit(5, 41, seed=3)).isfinite().all()
     with pytest.raises(ConfigError, match="rho"):
         make_method("fused", settings={"rho": 1e-308})
+
+
+def test_deeper_features_are_used_where_the_backbone_has_them():
+    backbone = make_text().backbone
+    for deep_parts in ((), (9, 20)):
+        backbone.deep_parts = deep_parts
+        assert make_method("fused").uses_deep(backbone) == bool(deep_parts)
+        assert not make_method("fused", settings={"features": "global"}).uses_deep(backbone)
+
+
+@pytest.mark.parametrize("texts", ["bank", "single"])
+def test_classes_without_images_are_answered_by_their_texts(texts):
+    text, other, v = make_text(), make_text(3), unit(5, 12, seed=3)
+    head = make_method("fused", settings={"text": texts}).head_for(fit(make_support(), text), other)
+    T = other.single if texts == "single" else prototypes(other.bank)
+    torch.testing.assert_close(head.logits(v), 30.0 * v @ T.T)

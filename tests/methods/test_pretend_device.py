@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feature_toys import make_support
-from test_all_methods import NAMES, classifier_of, text_of
+from test_all_methods import classifier_of, quick_settings, support_of
+from toys import NAMES, make_support, text_of
 
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.features.encode import encode_crops
@@ -33,16 +33,8 @@ def backbones():
 
 
 def settings_of(name):
-    settings = {}
-    if METHODS[name].needs_training:
-        settings |= {"train.epochs": 2, "train.batch_size": 4, "train.lr": 0.02}
-    return settings
-
-
-def support_of(method, backbone):
-    grid = backbone.patch_grid[0] * backbone.patch_grid[1] if method.uses_patches else 0
-    validation = 2 if method.uses_validation else 0
-    return make_support((4, 4, 4), d=backbone.embed_dim, grid=grid, validation=validation)
+    """Quick, with the text tower's dropout as it is: its masks are drawn on the device."""
+    return {k: v for k, v in quick_settings(name).items() if "dropout" not in k}
 
 
 def test_the_device_refuses_what_a_gpu_refuses():
@@ -71,7 +63,7 @@ def test_the_device_refuses_what_a_gpu_refuses():
 def test_a_method_gives_the_same_on_the_device(name, backbones):
     here, there = backbones
     method = make_method(name, settings=settings_of(name))
-    support = support_of(method, here)
+    support = support_of(method, here, (4, 4, 4))
     needed = support if method.needs_images else None
     expected = method.fit(needed, text_of(here), seed=1)
     with pretending():
@@ -89,7 +81,7 @@ def test_a_step_copies_little(name, backbones):
     counts = []
     for size in (4, 2):
         method = make_method(name, settings=settings_of(name) | {"train.batch_size": size})
-        support = support_of(method, there)
+        support = support_of(method, there, (4, 4, 4))
         with pretending() as count:
             text = text_of(there)
             method.fit(support, text, seed=1)

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_prompts import LEARNERS, fit, quick, support_of, text_of, unit
+from toys import LEARNERS, fit, quick, text_of, two_views, unit
 
-from ogkd.errors import ConfigError, Interrupted
+from ogkd.errors import Interrupted
 from ogkd.methods import TrainingFolder, make_method, presets
-
-IMAGES = 5
-
-
-def probes(backbone):
-    return unit(IMAGES, backbone.embed_dim, seed=99)
-
-
-@pytest.mark.parametrize("name", LEARNERS)
-def test_training_moves_away_from_the_first_context(name, bert_backbone):
-    support, v = support_of(bert_backbone), probes(bert_backbone)
-    (short,) = fit(quick(name, **{"train.epochs": 1}), bert_backbone, support)
-    (longer,) = fit(quick(name), bert_backbone, support)
-    assert (short.logits(v) - longer.logits(v)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tmp_path):
-    support = support_of(bert_backbone)
+    support = two_views(bert_backbone)
     (whole,) = fit(quick(name), bert_backbone, support)
     seen = []
 
@@ -60,7 +46,7 @@ def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tm
 def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone, tmp_path):
     seen = []
     folder = TrainingFolder(tmp_path, "x", seen.append)
-    supports = [support_of(bert_backbone, seed) for seed in (0, 1)]
+    supports = [two_views(bert_backbone, seed) for seed in (0, 1)]
     fit(quick(name), bert_backbone, *supports, folder=folder)
     assert len(seen) == 3
     assert set(seen[0]["terms"]) == terms
@@ -69,20 +55,11 @@ def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone, tmp_
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_what_was_learned_serves_other_classes(name, bert_backbone):
-    method, v = quick(name), probes(bert_backbone)
-    (head,) = fit(method, bert_backbone, support_of(bert_backbone))
+    method, v = quick(name), unit(5, bert_backbone.embed_dim, seed=99)
+    (head,) = fit(method, bert_backbone, two_views(bert_backbone))
     other = method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
     assert other.shape == (2, bert_backbone.embed_dim)
     torch.testing.assert_close(other.logits(v)[:, 1], head.logits(v)[:, 0], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", LEARNERS)
-def test_a_class_specific_context_is_refused_for_other_classes(name, bert_backbone):
-    method = quick(name, **{"context.class_specific": True, "train.epochs": 1})
-    (head,) = fit(method, bert_backbone, support_of(bert_backbone))
-    assert head.shape == (3, bert_backbone.embed_dim)
-    with pytest.raises(ConfigError, match="class-specific"):
-        method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -97,7 +74,7 @@ def test_only_biomedcoop_and_ogkd_leave_the_text_towers_dropout_on(
         return encode(embeddings, tokens, dropout=dropout)
 
     monkeypatch.setattr(bert_backbone, "encode_text", watch)
-    fit(quick(name), bert_backbone, support_of(bert_backbone))
+    fit(quick(name), bert_backbone, two_views(bert_backbone))
     *training, _ = seen  # the last pass may be that of the learned texts
     assert set(training) == {name in ("biomedcoop", "ogkd")}
 
@@ -131,3 +108,22 @@ def test_the_papers_datasets_are_presets(name):
     expected = [preset for preset in presets("ogkd") if preset.startswith("paper/")]
     assert sorted(known) == sorted(expected)
     assert len(known) == 21
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "setting", "value"),
+    [
+        ("kgcoop", "few-shot/busi", "weight", 10.0),
+        ("kgcoop", "base-to-novel/retina", "weight", 8.0),
+        ("prograd", "few-shot/busi", "temperature", 0.25),
+        ("prograd", "base-to-novel/dermamnist", "temperature", 1.0),
+        ("biomedcoop", "few-shot/dermamnist", "lambda_kdsp", 20.0),
+        ("biomedcoop", "base-to-novel/kneexray", "lambda_kdsp", 3.0),
+        ("ogkd", "few-shot/dermamnist", "lambda_gad", 24.0),
+        ("ogkd", "few-shot/dermamnist", "gamma", 0.6),
+        ("ogkd", "base-to-novel/kvasir", "lambda_lgd", 22.0),
+        ("ogkd", "base-to-novel/kvasir", "alpha", 1.0),
+    ],
+)
+def test_the_released_settings_are_presets(name, preset, setting, value):
+    assert getattr(make_method(name, preset=f"paper/{preset}").config, setting) == value

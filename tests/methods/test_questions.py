@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from feature_toys import unit
+from toys import unit
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.case import Case

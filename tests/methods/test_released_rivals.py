@@ -11,9 +11,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from feature_toys import make_support, make_text, unit
 from torch import nn
 from torch.nn import functional as fn
+from toys import make_support, make_text, unit
 
 from ogkd.data.case import Dataset
 from ogkd.data.tasks import OneOf

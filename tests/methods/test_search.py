@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support
+from toys import NAMES, make_support
 
 from ogkd.errors import DataError
 from ogkd.methods.feature_method import rows_of

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, TextSide, make_method
 
@@ -73,8 +71,3 @@ def test_without_images_nothing_is_left_out(bert_backbone):
     assert torch.equal(selective.T, ensemble.T)
     other = method.head_for(selective, TextSide(bert_backbone, NAMES[::-1], PROMPTS[::-1]))
     torch.testing.assert_close(other.T, ensemble.T.flip(0), atol=1e-6, rtol=0)
-
-
-def test_a_template_without_a_place_for_the_name_is_refused():
-    with pytest.raises(ConfigError, match="template"):
-        make_method("zero-shot", settings={"template": "an x-ray"})

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -53,11 +52,9 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 metadata = file.metadata() or {}
-                # A checkpoint of an earlier version has no losses.
-                there = set(file.keys()) | {"contexts", "momentum"}
-                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in there}
-            epoch = int(metadata["epoch"])
-            if metadata["sha256"] != _digest(tensors, epoch):
+                tensors = {name: file.get_tensor(name) for name in _TENSORS}
+            state = TrainingState(epoch=int(metadata["epoch"]), **tensors)
+            if metadata["sha256"] != _digest(tensors, state.epoch):
                 raise ValueError("its content does not match its checksum")
         except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
             raise ConfigError(
@@ -71,8 +68,7 @@ class Checkpoint:
                 "backbone. Choose another output folder, or discard it and restart.",
                 argument="restart",
             )
-        losses = tensors.get("losses", torch.zeros(0, len(tensors["contexts"])))
-        return TrainingState(tensors["contexts"], tensors["momentum"], epoch, losses)
+        return state
 
 
 def _digest(tensors: Mapping[str, Tensor], epoch: int) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ogkd.core.losses import GadNormalisation, LgdNormalisation, PatchRounding, SccmNormalisation
 from ogkd.core.teacher import Selector
 from ogkd.errors import ConfigError
+from ogkd.records import first_problem
 
 
 class Fidelity(BaseModel):
@@ -67,19 +68,11 @@ def fidelity(name: str = "released", **overrides: Any) -> Fidelity:
     2.0
     """
     if name not in PRESETS:
-        raise ConfigError(
-            f"Unknown fidelity {name!r}. Use one of {', '.join(PRESETS)}, "
-            "and override single options by name."
-        )
-    for option in overrides:
-        if option not in Fidelity.model_fields:
-            known = ", ".join(Fidelity.model_fields)
-            raise ConfigError(f"Unknown fidelity option {option!r}. Use one of {known}.")
+        raise ConfigError(f"fidelity must be one of {', '.join(PRESETS)}, but is {name!r}.")
     try:
         return Fidelity(**(PRESETS[name].model_dump() | overrides))
     except ValidationError as error:
-        problem = error.errors()[0]
+        known = ", ".join(Fidelity.model_fields)
         raise ConfigError(
-            f"Fidelity option `{problem['loc'][0]}` cannot be {problem['input']!r}: "
-            f"{problem['msg']}."
+            f"Options of fidelity: {first_problem(error)}. There are: {known}."
         ) from None

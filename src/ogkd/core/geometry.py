@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 
 Bank = Tensor | Sequence[Tensor]
 """Text features of the prompts: [.., C, N, d], or one [N_c, d] per class."""
@@ -78,7 +78,5 @@ def class_graph(T: Tensor, alpha: float) -> Tensor:
     tensor([[0.7311, 0.2689],
             [0.2689, 0.7311]])
     """
-    if not alpha > 0:
-        raise ConfigError(f"`alpha` must be above 0, but is {alpha}. The paper uses 1 or 4.")
     T = normalize(T, dim=-1)
     return torch.softmax(alpha * (T @ T.mT), dim=-1)

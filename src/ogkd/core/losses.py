@@ -8,14 +8,11 @@ only flow to the student: the teacher is detached. GAD and LGD may be negative.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-from ogkd.errors import ConfigError
 
 Gamma = float | Sequence[float] | Tensor
 """Geometry strength: one number, or one per class [C]."""
@@ -24,8 +21,6 @@ LgdNormalisation = Literal["batch_patch", "batch"]
 LgdVariant = Literal["label_guided", "full", "full_no_geometry"]
 SccmNormalisation = Literal["mean", "class"]
 PatchRounding = Literal["half_even", "floor"]
-
-Value = TypeVar("Value")
 
 
 def logits(features: Tensor, T: Tensor, scale: float) -> Tensor:
@@ -61,7 +56,7 @@ def sccm(T_hat: Tensor, T: Tensor, *, normalisation: SccmNormalisation = "mean")
     tensor(5.)
     """
     C, d = T_hat.shape[-2:]
-    count = _choose("normalisation", normalisation, {"mean": C * d, "class": C})
+    count = {"mean": C * d, "class": C}[normalisation]
     return (T_hat - T.detach()).square().sum(dim=(-2, -1)) / count
 
 
@@ -115,7 +110,7 @@ def gad(
     log_p = (student_logits / temperature).log_softmax(dim=-1)
     target = _target(teacher_logits, W, gamma, temperature, normalise_target)
     B, C = student_logits.shape[-2:]
-    count = _choose("normalisation", normalisation, {"batch_class": B * C, "batch": B})
+    count = {"batch_class": B * C, "batch": B}[normalisation]
     return _kl_terms(target, log_p).sum(dim=(-2, -1)) / count
 
 
@@ -127,12 +122,10 @@ def patches_kept(P: int, ratio: float, *, rounding: PatchRounding = "half_even")
     >>> patches_kept(196, 0.1), patches_kept(196, 0.1, rounding="floor")
     (20, 19)
     """
-    if not 0 < ratio <= 1:
-        raise ConfigError(f"The ratio of patches must be above 0 and at most 1, but is {ratio}.")
     exact = P * ratio
     # The small number corrects products like 100 * 0.29 = 28.999..., which should be 29.
     rounded = {"half_even": round(exact), "floor": math.floor(exact + 1e-9)}
-    return max(1, _choose("rounding", rounding, rounded))
+    return max(1, rounded[rounding])
 
 
 @torch.no_grad()
@@ -199,39 +192,13 @@ def lgd(
     """
     log_p = (student_logits / temperature).log_softmax(dim=-1)
     strengths = {"label_guided": gamma, "full": gamma, "full_no_geometry": 0.0}
-    strength = _choose("variant", variant, strengths)
-    target = _target(teacher_logits, W, strength, temperature, normalise_target)
+    target = _target(teacher_logits, W, strengths[variant], temperature, normalise_target)
     if variant == "label_guided":
         y = labels[..., None, None]  # [.., B, 1, 1]
         log_p, target = (torch.take_along_dim(u, y, dim=-1) for u in (log_p, target))
     B, K = student_logits.shape[-3:-1]
-    count = _choose("normalisation", normalisation, {"batch_patch": B * K, "batch": B})
+    count = {"batch_patch": B * K, "batch": B}[normalisation]
     return _kl_terms(target, log_p).sum(dim=(-3, -2, -1)) / count
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """The four terms of the objective, each with one value per seed."""
-
-    ce: Tensor
-    sccm: Tensor
-    gad: Tensor
-    lgd: Tensor
-
-    def total(
-        self,
-        *,
-        lambda_sccm: float | Tensor,
-        lambda_gad: float | Tensor,
-        lambda_lgd: float | Tensor,
-    ) -> Tensor:
-        """Weigh the terms: L = L_CE + λ₁ L_SCCM + λ₂ L_GAD + λ₃ L_LGD (eq. 16).
-
-        >>> one = torch.tensor(1.0)
-        >>> LossTerms(one, one, one, one).total(lambda_sccm=0.5, lambda_gad=2.0, lambda_lgd=0.0)
-        tensor(3.5000)
-        """
-        return self.ce + lambda_sccm * self.sccm + lambda_gad * self.gad + lambda_lgd * self.lgd
 
 
 def _target(
@@ -246,10 +213,3 @@ def _target(
 def _kl_terms(target: Tensor, log_p: Tensor) -> Tensor:
     """Return the summands of KL with log-targets: exp(q*) (q* - log p)."""
     return target.exp() * (target - log_p)
-
-
-def _choose(option: str, value: str, choices: Mapping[str, Value]) -> Value:
-    if value not in choices:
-        known = ", ".join(choices)
-        raise ConfigError(f"`{option}` must be one of {known}, but is {value!r}.")
-    return choices[value]

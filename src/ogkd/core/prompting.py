@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,16 +23,13 @@ class ContextConfig(BaseModel):
 
     n_ctx: int = Field(default=4, ge=1)
     init: str = "a photo of a"
-    class_specific: bool = False
-    position: Literal["end", "middle", "front"] = "end"
 
 
 class PromptLearner:
     """C prompts with places for a context: `text_features(context)` gives T_hat.
 
-    A prompt is "[context] class name." with the class name at the end, in the middle or at
-    the front of the context. The learner itself has no parameters: contexts go in, text
-    features come out, for one run or for S runs side by side.
+    A prompt is "[context] class name."; one context serves all classes. The learner itself has no
+    parameters: contexts go in, text features come out, for one run or for S runs side by side.
     """
 
     def __init__(
@@ -45,22 +41,18 @@ class PromptLearner:
         names = [backbone.pieces(name.replace("_", " ")) for name in class_names]
         self._refuse_long_prompts(names)
         end = backbone.pieces(".")
-        layouts = [_layout(len(name), config) for name in names]
         # The ids at the context's places do not matter: their embeddings are replaced.
+        places = [[*end, *name][:1] * config.n_ctx for name in names]
         self.tokens: Tokens = backbone.pack(
-            [_spell(name, layout, end) for name, layout in zip(names, layouts, strict=True)]
+            [[*place, *name, *end] for place, name in zip(places, names, strict=True)]
         )
         first = backbone.leading_tokens
-        slots = [
-            [first + position for position, piece in enumerate(row) if piece is None]
-            for row in layouts
-        ]
-        self.slots = torch.tensor(slots, device=backbone.device)  # [C, n_ctx]
+        self.slots = torch.arange(first, first + config.n_ctx, device=backbone.device)
         with torch.no_grad():
             self.embeddings = backbone.embed(self.tokens).detach()  # [C, L, w]
 
     def initial_context(self, generator: torch.Generator) -> Tensor:
-        """Return the initial context: [n_ctx, w], or [C, n_ctx, w] if class-specific."""
+        """Return the initial context [n_ctx, w]."""
         backbone, config = self.backbone, self.config
         words = backbone.pieces(config.init) if config.init else []
         if len(words) == config.n_ctx:
@@ -71,8 +63,6 @@ class PromptLearner:
         else:
             shape = (config.n_ctx, backbone.text_width)
             context = torch.empty(shape).normal_(0.0, 0.02, generator=generator)
-        if config.class_specific:
-            context = context.expand(len(self.class_names), *context.shape)
         return context.clone()
 
     def text_features(
@@ -84,13 +74,12 @@ class PromptLearner:
     ) -> Tensor:
         """Return T_hat of S runs, computed in one pass of the text tower.
 
-        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d]. Only
-        learners whose prompts depend on the image use the images' features [S, B, d].
+        contexts: [S, n_ctx, w]; returns [S, C, d]. Only learners whose prompts depend on the image
+        use the images' features [S, B, d].
         """
         runs, classes = contexts.shape[0], len(self.class_names)
-        shared = contexts if self.config.class_specific else contexts.unsqueeze(1)
-        values = shared.expand(runs, classes, *contexts.shape[-2:])  # [S, C, n_ctx, w]
-        slots = self.slots.expand(runs, -1, -1).unsqueeze(-1).expand_as(values)
+        values = contexts.unsqueeze(1).expand(-1, classes, -1, -1)  # [S, C, n_ctx, w]
+        slots = self.slots.view(1, 1, -1, 1).expand_as(values)
         filled = self.embeddings.expand(runs, -1, -1, -1).scatter(2, slots, values)
         tokens = Tokens(self.tokens.ids.repeat(runs, 1), self.tokens.mask.repeat(runs, 1))
         features = self.backbone.encode_text(filled.flatten(0, 1), tokens, dropout=dropout)
@@ -106,18 +95,3 @@ class PromptLearner:
                 f"n_ctx={self.config.n_ctx}, but this text tower accepts at most "
                 f"{self.backbone.context_length}. Lower n_ctx or shorten the class name."
             )
-
-
-def _layout(name_length: int, config: ContextConfig) -> list[int | None]:
-    """The places of one prompt: a number is a piece of the name, None belongs to the context."""
-    name: list[int | None] = list(range(name_length))
-    n_ctx = config.n_ctx
-    if config.position == "front":
-        return [*name, *[None] * n_ctx]
-    before = n_ctx if config.position == "end" else n_ctx // 2
-    return [*[None] * before, *name, *[None] * (n_ctx - before)]
-
-
-def _spell(name: Sequence[int], layout: Sequence[int | None], end: Sequence[int]) -> list[int]:
-    holder = [*end, *name][0]  # SigLIP has no token for a full stop
-    return [*[holder if position is None else name[position] for position in layout], *end]

@@ -83,7 +83,7 @@ def train_contexts(
     log: Callable[[Mapping[str, Any]], None] | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Tensor:
-    """Train one context per run and return them stacked: [S, n_ctx, w] (or [S, C, n_ctx, w]).
+    """Train one context per run and return them stacked: [S, n_ctx, w].
 
     The learner defines what a context is: any tensor that `initial_context` returns and
     `text_features` accepts. With a `checkpoint`, progress is saved every few epochs and a

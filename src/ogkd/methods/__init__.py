@@ -22,16 +22,9 @@ from ogkd.methods.feature_method import (
     text_prior,
 )
 from ogkd.methods.grid_search import Trial, choose, search, trials
-from ogkd.methods.heads import (
-    FindingsHead,
-    Head,
-    KernelHead,
-    LinearHead,
-    TextHead,
-    refuse_diverged,
-)
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
-from ogkd.methods.questions import join_heads, read_head
+from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead, refuse_diverged
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
+from ogkd.methods.questions import FindingsHead, join_heads, read_head
 from ogkd.methods.ranking import Ranked
 from ogkd.methods.registry import DEFAULT, METHODS, PAPER, flatten, make_method, presets, register
 
@@ -61,7 +54,6 @@ __all__ = [
     "TrainingFolder",
     "Trial",
     "choose",
-    "context_head",
     "find_carriers",
     "flatten",
     "folds",

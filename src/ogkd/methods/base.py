@@ -6,15 +6,14 @@ features) rather than from `Method` itself: docs/how-to/add-a-method.md.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -23,11 +22,8 @@ from ogkd.core.batches import Views
 from ogkd.errors import ConfigError
 from ogkd.features.store import text_features
 from ogkd.features.views import FixedViews, OnlineViews
-from ogkd.methods.heads import Head, TextHead
+from ogkd.methods.heads import Head, TextHead, take
 from ogkd.prompts.bank import SINGLE
-
-LARGEST = 1e12  # number that a setting may be
-MOST_TIMES = 1e6  # whole number: it counts epochs, steps, views
 
 
 class MethodConfig(BaseModel):
@@ -36,25 +32,6 @@ class MethodConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     views: NonNegativeInt | Literal["online"] = 0  # random crops per image; 0: the whole image
-
-    @model_validator(mode="after")
-    def _within_reason(self) -> Self:
-        """A number that no computation survives is refused by name, before any is done."""
-        for name, value in _numbers(self.model_dump()):
-            most = LARGEST if isinstance(value, float) else MOST_TIMES
-            if abs(value) > most:
-                shown = f" = {value:g}" if abs(value) <= sys.float_info.max else ""
-                raise ValueError(f"{name}{shown} is larger than {most:g}")
-        return self
-
-
-def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        for number in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(number, int | float):
-                yield f"{prefix}{name}", number
 
 
 ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
@@ -135,7 +112,6 @@ class Method(ABC, Generic[ConfigT]):
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
-    learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     # What it can do beyond classes with labelled images: "findings", "unlabelled".
     supports: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[MethodConfig]] = MethodConfig
@@ -160,11 +136,6 @@ class Method(ABC, Generic[ConfigT]):
     def uses_patches(self) -> bool:
         """Whether this configuration needs patch features; they are only encoded if so."""
         return self.needs_patches
-
-    @property
-    def trains(self) -> bool:
-        """Whether this configuration trains a context."""
-        return self.needs_training
 
     def uses_deep(self, backbone: Backbone) -> bool:
         """Whether its heads see deeper features, too; only asked for if the backbone has them."""
@@ -217,22 +188,6 @@ class Method(ABC, Generic[ConfigT]):
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         """Rebuild a head from its saved tensors; a KeyError names one that is missing."""
-        T = tensors["T"].float()
-        if T.dim() != 2:
-            raise ValueError(f"T of shape {tuple(T.shape)}")
+        (T,) = take(tensors, T="Cd")
         extra = {name: tensor.float() for name, tensor in tensors.items() if name != "T"}
         return TextHead(T, scale, extra)
-
-
-def refuse_other_settings(methods: Sequence[Method]) -> None:
-    """Refuse runs to be trained together whose settings differ beyond `free` ones."""
-    free = methods[0].free
-    first, *others = (method.config.model_dump(exclude=set(free)) for method in methods)
-    for other in others:
-        if differ := [name for name in first if first[name] != other[name]]:
-            allowed = ", ".join([*sorted(free), "seed and images"])
-            raise ConfigError(
-                f"Runs that differ in {', '.join(differ)} cannot be trained together. They may "
-                f"differ in: {allowed}.",
-                argument=differ[0],
-            )

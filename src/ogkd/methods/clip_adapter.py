@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from ogkd.methods import Head, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig, Rows, text_prior
-from ogkd.methods.heads import ClassTextHead
+from ogkd.methods.heads import ClassTextHead, take
 
 _WARM_UP = 1e-5  # the learning rate of the first step, as released
 
@@ -107,9 +107,7 @@ class ClipAdapter(FeatureMethod[ClipAdapterConfig]):
         return config.lr * (1 + math.cos(math.pi * time / config.epochs)) / 2
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        T, W1, W2 = (tensors[name].float() for name in ("T", "W1", "W2"))
-        if T.dim() != 2 or W1.shape[1:] != T.shape[1:] or W2.shape != W1.shape[::-1]:
-            raise ValueError("the shapes of T, W1 and W2 do not match")
+        T, W1, W2 = take(tensors, T="Cd", W1="hd", W2="dh")
         ratio, raw = float(tensors["ratio"]), "raw" in tensors
         return AdapterHead(T, scale, W1, W2, ratio, renormalise=not raw)
 

@@ -40,9 +40,8 @@ class ImagePromptLearner(PromptLearner):
         super().__init__(backbone, class_names, config)
         d, w = backbone.embed_dim, backbone.text_width
         narrow = max(1, d // _NARROWING)
-        sets = (len(class_names),) if config.class_specific else ()
         self.shapes: dict[str, tuple[int, ...]] = {
-            "context": (*sets, config.n_ctx, w),
+            "context": (config.n_ctx, w),
             "W1": (narrow, d),
             "b1": (narrow,),
             "W2": (w, narrow),
@@ -75,15 +74,11 @@ class ImagePromptLearner(PromptLearner):
         self, contexts: Tensor, *, images: Tensor | None = None, dropout: TextDropout | None = None
     ) -> Tensor:
         """T_hat [S, B, C, d] of every image [S, B, d], in one pass of S * B * C prompts."""
-        if images is None:
-            raise ValueError("These prompts depend on the image: pass the images' features.")
+        assert images is not None
         parts = self.split(contexts)  # of [S, n]
         hidden = (images @ parts["W1"].mT + parts["b1"].unsqueeze(1)).relu()
         shift = hidden @ parts["W2"].mT + parts["b2"].unsqueeze(1)  # [S, B, w]
-        context = parts["context"].unsqueeze(1)  # [S, 1, n_ctx, w]
-        while shift.dim() < context.dim():
-            shift = shift.unsqueeze(-2)
-        shifted = (context + shift).flatten(0, 1)
+        shifted = (parts["context"].unsqueeze(1) + shift.unsqueeze(2)).flatten(0, 1)
         T_hat = super().text_features(shifted, dropout=dropout)
         return T_hat.view(*images.shape[:2], *T_hat.shape[1:])
 
@@ -130,7 +125,6 @@ class CoCoOp(PromptMethod[CoCoOpConfig]):
     """Conditional context optimisation. Prediction runs the text tower for every image."""
 
     name = "cocoop"
-    learns_texts = False  # every image has its own texts
     summary = "learned context, shifted for each image by a small network"
     citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
     cost = "slow"

@@ -92,8 +92,6 @@ def text_prior(text: TextSide, prior: Prior) -> Tensor:
 class FeatureMethod(Method[ConfigT]):
     """A head on cached features; each support is fitted separately, in seconds."""
 
-    cost = "seconds"
-
     @property
     def as_benchmarked(self) -> bool:
         return isinstance(self.config, RivalConfig) and self.config.fidelity == "released"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -44,21 +44,18 @@ def case_weights(shown: Tensor, case: Tensor, classes: int) -> Tensor:
 
 
 class FusedConfig(MethodConfig):
-    """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
+    """`text`: the prompt bank, or one template.
 
     The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
     """
 
-    text: str = "bank"
-    text_settings: dict[str, Any] = Field(default_factory=dict)  # of that method
-    train: dict[str, Any] = Field(default_factory=dict)  # its training, such as epochs
-    blend: float = Field(default=0.5, ge=0, le=1)  # share of learned texts; the rest: the bank
+    text: Literal["bank", "single"] = "bank"
     kappa: float | None = Field(default=None, gt=0)  # worth of text in images; None: cross-fit
     kappa0: float = Field(default=8.0, gt=0)  # its prior value
     # Ridge of covariances; None: by the features. With less, they have no inverse in float64.
     rho: float | None = Field(default=None, ge=1e-6)
     nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
-    features: Literal["auto", "deep", "global"] = "auto"  # auto: deep if the backbone has them
+    features: Literal["auto", "global"] = "auto"  # auto: deeper ones if the backbone has them
     beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
     rounds: int | None = Field(default=None, ge=1, le=100)  # of EM; None: 3 at one shot, else 1
     balance: float | None = Field(default=None, ge=0, le=1)  # in EM; None: 0 at one shot, else 0.5
@@ -74,7 +71,7 @@ def weights(rows: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """The worth of text in images, the factor on logits, and whether the pool is used.
+    """The worth of text in images, and the factor on logits.
 
     `held` [M] is the log-likelihood of each held-out row with them; empty if none was held out.
     """
@@ -82,7 +79,6 @@ class Choice:
     kappa: float
     heat: float
     held: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
-    pool: bool = False
 
 
 def choose(
@@ -102,75 +98,48 @@ def choose(
     return choice or Choice(fixed or config.kappa0, 1.0)
 
 
-def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
-    """How many images each of `pool` unlabelled ones counts as."""
-    return min(config.beta, _MOST * rows.classes / pool)
-
-
-def row_weights(rows: Rows, count: int, beta: float) -> Tensor:
-    """What each of `count` rows counts in images, the labelled ones first: [count]."""
-    w = torch.full((count,), beta, dtype=torch.float64)
-    w[: len(rows.labels)] = weights(rows).sum(1)
-    return w
-
-
-def choose_pool(
+def learn_from_pool(
     rows: Rows,
-    space: Space,
+    pool: Tensor,
+    alone: Space,
     texts: Texts,
     config: FusedConfig,
-    without: Choice,
-    sums: Sequence[Tensor],
-) -> tuple[Choice, str]:
-    """Whether the unlabelled rows behind the labelled ones help; the factor on logits with them.
+    split: Callable[[Tensor], Space],
+) -> tuple[Choice, Space, Experts] | None:
+    """Learn from unlabelled rows [U, w], too; the factor on logits is chosen again.
 
-    They are not used if held-out support images are less likely with them. `sums` are the `totals`
-    of all rows.
+    None if held-out support images are less likely with them. `alone` is the space of the labelled
+    rows, `split` makes that of all.
     """
-    known, count = len(rows.labels), len(space.v) - len(rows.labels)
+    space, known = split(torch.cat([rows.features, pool])), len(rows.labels)
     labelled = space.rows(torch.arange(len(space.v)) < known)
+    without = choose(rows, alone, texts, config, folds=POOL_FOLDS)
+    chosen = len(without.held) > 0
+    beta = min(config.beta, _MOST * rows.classes / len(pool))
+    w = weights(rows).sum(1)  # what each labelled row counts in images
+    sums = totals(space, torch.cat([w, w.new_full((len(pool),), beta)]))
+    unlabelled = torch.ones(len(pool), dtype=torch.bool)
 
     def fit(kept: Tensor) -> Experts:
-        chosen = torch.cat([kept, torch.ones(count, dtype=torch.bool)])
         # Cheaper than starting again: the totals without the rows that are held out.
-        gone = totals(labelled.rows(~kept), row_weights(rows, known, 0.0)[~kept])
-        less = [total - part for total, part in zip(sums, gone, strict=True)]
-        few = rows.keep(kept)
-        return with_pool(few, space.rows(chosen), texts, config, without, less)
-
-    choice = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
-    if choice is None:
-        return replace(without, pool=True), ""
-    if float((choice.held - without.held).mean()) < 0:  # the same images are held out
-        return without, (
-            "The unlabelled images are not used: with them, the model became worse at predicting "
-            "labelled images that were held out."
+        gone = totals(labelled.rows(~kept), w[~kept])
+        return with_unlabelled(
+            space.rows(torch.cat([kept, unlabelled])),
+            weights(rows)[kept],
+            texts,
+            rho=ridge(config),
+            kappa=without.kappa,
+            heat=without.heat if chosen else _HEAT,
+            beta=beta,
+            rounds=config.rounds or (1 if chosen else _ROUNDS),
+            balance=config.balance if config.balance is not None else _BALANCE * chosen,
+            known=[total - part for total, part in zip(sums, gone, strict=True)],
         )
-    return replace(choice, pool=True), ""
 
-
-def with_pool(
-    rows: Rows,
-    space: Space,
-    texts: Texts,
-    config: FusedConfig,
-    choice: Choice,
-    known: Sequence[Tensor] | None = None,
-) -> Experts:
-    """The experts that have learned from the unlabelled rows behind the labelled ones, too."""
-    chosen = len(choice.held) > 0
-    return with_unlabelled(
-        space,
-        weights(rows),
-        texts,
-        rho=ridge(config),
-        kappa=choice.kappa,
-        heat=choice.heat if chosen else _HEAT,
-        beta=worth(rows, len(space.v) - len(rows.labels), config),
-        rounds=config.rounds or (1 if chosen else _ROUNDS),
-        balance=config.balance if config.balance is not None else _BALANCE * chosen,
-        known=known,
-    )
+    choice = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS) or without
+    if chosen and float((choice.held - without.held).mean()) < 0:  # the same images are held out
+        return None
+    return choice, space, fit(torch.ones(known, dtype=torch.bool))
 
 
 def _best(
@@ -198,14 +167,14 @@ def _best(
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
         total = picked @ counts
-        cost = prior_cost(heats, kappa, config) - total
+        cost = _prior_cost(heats, kappa, config) - total
         position = int(cost.argmin())
         if float(cost[position]) < least:
             least, best = float(cost[position]), Choice(kappa, HEATS[position], picked[position])
     return best
 
 
-def prior_cost(heats: Tensor, kappa: float, config: FusedConfig) -> Tensor:
+def _prior_cost(heats: Tensor, kappa: float, config: FusedConfig) -> Tensor:
     """-log of the prior of a factor on logits, for each of `heats`, and of kappa if it is free."""
     cost = (heats.log() / _HEAT_SPREAD).square() / 2
     if config.kappa is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from pydantic import Field
@@ -21,7 +20,6 @@ class GDAConfig(PriorConfig, RivalConfig):
     """`alpha` is searched if None; at one shot without validation it is 0.03."""
 
     alpha: float | None = Field(default=None, ge=0)
-    covariance: Literal["shared", "identity"] = "shared"
 
 
 @register
@@ -49,7 +47,7 @@ class GDA(FeatureMethod[GDAConfig]):
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
 
         def visual(trial: Trial) -> Tensor:
-            W, b = gaussian(trial.rows, covariance=config.covariance)
+            W, b = gaussian(trial.rows)
             return (trial.features.double() @ W.mT + b).unsqueeze(0)
 
         alpha = config.alpha
@@ -58,25 +56,22 @@ class GDA(FeatureMethod[GDAConfig]):
             grid = GRID[::2] if released else GRID
             best = choose(rows, visual, grid, T=T, scale=scale, first=released)
             alpha = DEFAULT if best is None else grid[best[1]]
-        W, b = gaussian(rows, covariance=config.covariance)
+        W, b = gaussian(rows)
         return LinearHead((scale * T + alpha * W).float(), (alpha * b).float())
 
 
-def gaussian(rows: Rows, *, covariance: str = "shared") -> tuple[Tensor, Tensor]:
+def gaussian(rows: Rows) -> tuple[Tensor, Tensor]:
     """Weights W [C, d] and biases b [C] of Gaussian classes with one covariance, in float64."""
     F, L = rows.features.double(), rows.one_hot.double()
     mu = L.mT @ F / L.sum(0).unsqueeze(1)  # [C, d]
     N, d = F.shape
-    if covariance == "identity":
-        W = mu.clone()
+    centred = F - mu[rows.labels]
+    trace = float(centred.square().sum()) / max(1, N - 1)
+    if trace > 1e-12:
+        M = centred.mT @ centred  # (N - 1) S
+        M.diagonal().add_(trace)
+        W = d * torch.cholesky_solve(mu.mT, torch.linalg.cholesky(M)).mT
     else:
-        centred = F - mu[rows.labels]
-        trace = float(centred.square().sum()) / max(1, N - 1)
-        if trace > 1e-12:
-            M = centred.mT @ centred  # (N - 1) S
-            M.diagonal().add_(trace)
-            W = d * torch.cholesky_solve(mu.mT, torch.linalg.cholesky(M)).mT
-        else:
-            spread = float((F - F.mean(0)).square().sum()) / max(1, N - 1)
-            W = d / max(spread, 1e-6) * mu
+        spread = float((F - F.mean(0)).square().sum()) / max(1, N - 1)
+        W = d / max(spread, 1e-6) * mu
     return W, -(W * mu).sum(1) / 2

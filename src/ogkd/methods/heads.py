@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -59,11 +58,6 @@ class Head(ABC):
         return None
 
     @property
-    def is_text_only(self) -> bool:
-        """Whether the logits are scaled cosines with `class_texts` and nothing else."""
-        return False
-
-    @property
     def export_error(self) -> str | None:
         """Why the head cannot be exported as a graph of tensor operations; None if it can."""
         return None
@@ -77,6 +71,21 @@ def refuse_diverged(heads: Iterable[Head], method: str) -> None:
                 f"{method} diverged: what it learned ({', '.join(names)}) contains values that are "
                 "not numbers. Use settings nearer to the defaults, such as a lower learning rate."
             )
+
+
+def take(tensors: Mapping[str, Tensor], **axes: str) -> list[Tensor]:
+    """Saved tensors by name, as floats; axes of the same letter must have the same length.
+
+    >>> take({"W": Tensor(3, 8), "b": Tensor(3)}, W="Cd", b="C")[1].shape
+    torch.Size([3])
+    """
+    lengths: dict[str, int] = {}
+    for name, letters in axes.items():
+        shape = tuple(tensors[name].shape)
+        expected = tuple(lengths.setdefault(*pair) for pair in zip(letters, shape, strict=False))
+        if len(shape) != len(letters) or shape != expected:
+            raise ValueError(f"{name} of shape {shape}, which is not [{', '.join(letters)}]")
+    return [tensors[name].float() for name in axes]
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,6 @@ class TextHead(ClassTextHead):
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
-    def is_text_only(self) -> bool:
-        return True
-
-    @property
     def weights(self) -> Tensor:
         return self.scale * self.T
 
@@ -128,11 +133,8 @@ class LinearHead(Head):
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor]) -> LinearHead:
-        """Rebuild it from its tensors, whose shapes must agree."""
-        W, b = tensors["W"].float(), tensors["b"].float()
-        if W.dim() != 2 or b.shape != W.shape[:1]:
-            raise ValueError(f"W of shape {tuple(W.shape)} and b of shape {tuple(b.shape)}")
-        return LinearHead(W, b)
+        """Rebuild it from its tensors."""
+        return LinearHead(*take(tensors, W="Cd", b="C"))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -162,11 +164,8 @@ class KernelHead(ClassTextHead):
 
     @classmethod
     def read(cls, tensors: Mapping[str, Tensor], scale: float) -> KernelHead:
-        """Rebuild it from its tensors, whose shapes must agree."""
-        T, K, A = (tensors[name].float() for name in "TKA")
-        if T.dim() != 2 or K.shape[1:] != T.shape[1:] or A.shape != (len(K), len(T)):
-            shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in "TKA")
-            raise ValueError(f"shapes do not match: {shapes}")
+        """Rebuild it from its tensors."""
+        T, K, A = take(tensors, T="Cd", K="Md", A="MC")
         return cls(T, scale, K, A, float(tensors["beta"]))
 
     def logits(self, features: Tensor) -> Tensor:
@@ -177,69 +176,3 @@ class KernelHead(ClassTextHead):
     def tensors(self) -> dict[str, Tensor]:
         beta = self.T.new_tensor(self.beta)
         return {"T": self.T.contiguous(), "K": self.K.contiguous(), "A": self.A, "beta": beta}
-
-
-@dataclass(frozen=True)
-class FindingsHead(Head):
-    """Log-odds [N, F] of findings: z_f1 - z_f0 + prior_f, from a head of two classes for each.
-
-    The classes of an inner head are that the finding is absent, and that it is present.
-    """
-
-    heads: tuple[Head, ...]
-    prior: Tensor  # [F] log-odds before an image is seen
-    # The same as one linear head, if all inner heads are linear; made here, because what is first
-    # computed while a graph is exported is no tensor of numbers.
-    linear: LinearHead | None = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        pairs = [(head.W, head.b) for head in self.heads if isinstance(head, LinearHead)]
-        linear = None
-        if len(pairs) == len(self.heads):
-            W, b = (torch.stack(parts) for parts in zip(*pairs, strict=True))  # [F, 2, d], [F, 2]
-            linear = LinearHead(W[:, 1] - W[:, 0], b[:, 1] - b[:, 0] + self.prior)
-        object.__setattr__(self, "linear", linear)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.heads), self.heads[0].shape[1]
-
-    @property
-    def weights(self) -> Tensor | None:
-        pairs = [head.weights for head in self.heads]
-        if any(W is None for W in pairs):
-            return None
-        return torch.stack([W[1] - W[0] for W in pairs if W is not None])
-
-    @property
-    def class_texts(self) -> Tensor | None:
-        """The texts that say that a finding is present."""
-        pairs = [head.class_texts for head in self.heads]
-        if any(T is None for T in pairs):
-            return None
-        return torch.stack([T[1] for T in pairs if T is not None])
-
-    def logits(self, features: Tensor) -> Tensor:
-        if self.linear is not None:
-            return self.linear.logits(features)
-        return self._odds([head.logits(features) for head in self.heads])
-
-    def _odds(self, z: Sequence[Tensor]) -> Tensor:
-        return torch.stack([pair[..., 1] - pair[..., 0] for pair in z], dim=-1) + self.prior
-
-    def tensors(self) -> dict[str, Tensor]:
-        inner = {
-            f"{f}.{name}": tensor
-            for f, head in enumerate(self.heads)
-            for name, tensor in head.tensors().items()
-        }
-        return {**inner, "prior": self.prior}
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(note for head in self.heads for note in head.notes))
-
-    @property
-    def export_error(self) -> str | None:
-        errors = (head.export_error for head in self.heads)
-        return next((error for error in errors if error is not None), None)

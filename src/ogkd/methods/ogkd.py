@@ -16,7 +16,6 @@ from ogkd.core.fidelity import Fidelity, fidelity
 from ogkd.core.geometry import class_graph, prototypes, stack_bank
 from ogkd.core.losses import (
     LgdVariant,
-    LossTerms,
     cross_entropy,
     gad,
     gather_patches,
@@ -99,26 +98,22 @@ class OGKDObjective:
         choice, config = self.choice, self.config
         teacher = self._teacher.of(batch, self._teach)
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
-        terms = LossTerms(
-            ce=cross_entropy(z_stu, batch.labels),
-            sccm=sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
-            gad=gad(
-                z_stu,
-                teacher.z,
-                self.W,
-                self.gamma.unsqueeze(1),
-                temperature=choice.temperature,
-                normalisation=choice.gad_normalisation,
-                normalise_target=choice.normalise_target,
-            ),
-            lgd=self._lgd(T_hat, teacher, batch),
+        ce = cross_entropy(z_stu, batch.labels)
+        near = sccm(T_hat, self.T, normalisation=choice.sccm_normalisation)
+        globally = gad(
+            z_stu,
+            teacher.z,
+            self.W,
+            self.gamma.unsqueeze(1),
+            temperature=choice.temperature,
+            normalisation=choice.gad_normalisation,
+            normalise_target=choice.normalise_target,
         )
-        total = terms.total(
-            lambda_sccm=config.lambda_sccm,
-            lambda_gad=config.lambda_gad,
-            lambda_lgd=config.lambda_lgd,
-        )
-        return {"total": total, **vars(terms)}
+        locally = self._lgd(T_hat, teacher, batch)
+        # L = L_CE + λ₁ L_SCCM + λ₂ L_GAD + λ₃ L_LGD (eq. 16)
+        total = ce + config.lambda_sccm * near
+        total = total + config.lambda_gad * globally + config.lambda_lgd * locally
+        return {"total": total, "ce": ce, "sccm": near, "gad": globally, "lgd": locally}
 
     def teacher(self, features: Tensor) -> Tensor:
         """The teacher's prototypes [.., C, d], selected by images' features [.., B, d]."""

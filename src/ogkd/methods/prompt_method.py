@@ -25,7 +25,6 @@ from ogkd.methods.base import (
     MethodConfig,
     Support,
     TextSide,
-    refuse_other_settings,
 )
 from ogkd.methods.heads import Head, TextHead
 
@@ -74,7 +73,6 @@ class PromptMethod(Method[PromptConfigT]):
 
     cost = "minutes"
     needs_training = True
-    learns_texts = True
 
     @property
     def text_dropout(self) -> bool:
@@ -106,9 +104,12 @@ class PromptMethod(Method[PromptConfigT]):
         seeds: Sequence[int],
         folder: Folder = None,
     ) -> list[Head]:
-        """Train all runs in one batched text pass."""
-        refuse_other_settings(methods)
-        first, images = methods[0], required(supports)
+        """Train all runs in one batched text pass; progress is saved in the folder."""
+        first, images = methods[0], [support for support in supports if support is not None]
+        fixed = [method.config.model_dump(exclude=set(first.free)) for method in methods]
+        if any(settings != fixed[0] for settings in fixed):
+            free = ", ".join([*sorted(first.free), "seed and images"])
+            raise ConfigError(f"Runs that are trained together may differ in {free} alone.")
         if all(method.config == first.config for method in methods):
             objective = first.objective_for(images, text, seeds)
         else:
@@ -117,75 +118,43 @@ class PromptMethod(Method[PromptConfigT]):
             if any(isinstance(each, OwnGradient) for each in objectives):
                 return super().fit_many(methods, supports, text, seeds=seeds, folder=folder)
             objective = EachRun(objectives)
-        return first.train(objective, supports, text, seeds, folder)
-
-    def train(
-        self,
-        objective: Objective,
-        supports: Sequence[Support | None],
-        text: TextSide,
-        seeds: Sequence[int],
-        folder: Folder,
-    ) -> list[Head]:
-        """Train one run per support and seed; progress is saved in the folder."""
-        learner = self.learner(text)
+        learner = first.learner(text)
         checkpoint = log = note = None
         if folder is not None:
             checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
             log, note = folder.log, folder.note
         text.backbone.release()  # images and texts are encoded
-        pairs = zip(required(supports), seeds, strict=True)
-        runs = [Run(support.views, support.labels, seed) for support, seed in pairs]
+        pairs = zip(images, seeds, strict=True)
         contexts = train_contexts(
             learner,
-            runs,
+            [Run(support.views, support.labels, seed) for support, seed in pairs],
             objective,
-            self.config.train,
-            text_dropout=self.text_dropout,
+            first.config.train,
+            text_dropout=first.text_dropout,
             checkpoint=checkpoint,
             log=log,
             note=note,
         )
-        return [self.head(learner, context) for context in contexts]
+        return [first.head(learner, context) for context in contexts]
 
     def learner(self, text: TextSide) -> PromptLearner:
         """Return the prompts of these classes, with places for a context."""
         return PromptLearner(text.backbone, text.class_names, self.config.context)
 
     def head(self, learner: PromptLearner, context: Tensor) -> Head:
-        """Return the head of one trained context."""
-        return context_head(learner, context)
+        """Encode the class texts of a context, which is saved too, for use with other classes."""
+        # As in training, with a gradient: by the layers that are laid out already.
+        given = context.to(learner.embeddings.device).unsqueeze(0).requires_grad_()
+        T = normalize(learner.text_features(given)[0].detach().cpu(), dim=-1)
+        return TextHead(T, learner.backbone.logit_scale, {"context": context})
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Put the learned context in front of other class names."""
-        if self.config.context.class_specific:
-            raise ConfigError("A class-specific context cannot be used for other classes.")
         return self.head(self.learner(text), self.learned(head))
-
-    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        config = self.config.context
-        sets = (len(text.class_names),) if config.class_specific else ()
-        shape = (*sets, config.n_ctx, text.backbone.text_width)
-        if "context" in tensors and tensors["context"].shape != shape:
-            raise ValueError(f"context of shape {tuple(tensors['context'].shape)}, not {shape}")
-        return super().read_head(tensors, text, scale)
 
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""
         return head.tensors()["context"]
-
-
-def required(supports: Sequence[Support | None]) -> list[Support]:
-    """The supports of a method that needs images."""
-    return [support for support in supports if support is not None]
-
-
-def context_head(learner: PromptLearner, context: Tensor) -> TextHead:
-    """Encode the class texts of a context, which is saved too, for use with other classes."""
-    # As in training, with a gradient: by the layers that are laid out already.
-    given = context.to(learner.embeddings.device).unsqueeze(0).requires_grad_()
-    T_hat = learner.text_features(given)[0].detach().cpu()
-    return TextHead(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
 
 
 def image_logits(T_hat: Tensor, batch: Batch, scale: float) -> Tensor:

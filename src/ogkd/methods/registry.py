@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import threading
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.resources import files
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
@@ -29,38 +29,30 @@ class _Methods(Mapping[str, type[Method]]):
 
     def __init__(self) -> None:
         self.known: dict[str, type[Method]] = {}
-        self._complete = False
-        self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> type[Method]:
         if name not in self.known:
-            self._find_plugins()
+            _load_plugins()
         return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
-        self._find_plugins()
+        _load_plugins()
         return iter(self.known)
 
     def __len__(self) -> int:
-        self._find_plugins()
+        _load_plugins()
         return len(self.known)
 
-    def _find_plugins(self) -> None:
-        with self._lock:
-            if self._complete:
-                return
-            self._complete = True  # before the loop: a plugin may ask for methods itself
-            try:
-                for what, _, plugin in plugins.installed(plugins.METHODS):
-                    if isinstance(plugin, ModuleType):
-                        continue  # it registered its methods when it was imported
-                    try:
-                        register(plugin)
-                    except ConfigError as error:
-                        raise ConfigError(f"{what} cannot be used: {error}") from error
-            except BaseException:
-                self._complete = False
-                raise
+
+@cache
+def _load_plugins() -> None:
+    for what, _, plugin in plugins.installed(plugins.METHODS):
+        if isinstance(plugin, ModuleType):
+            continue  # it registered its methods when it was imported
+        try:
+            register(plugin)
+        except ConfigError as error:
+            raise ConfigError(f"{what} cannot be used: {error}") from error
 
 
 METHODS = _Methods()
@@ -81,8 +73,8 @@ def register(method: MethodT) -> MethodT:
     if inspect.isabstract(method):
         undefined = ", ".join(sorted(method.__abstractmethods__))
         raise ConfigError(f"The method {where} does not define: {undefined}.")
-    fields = method.Config.model_fields.items()
-    if required := [name for name, field in fields if field.is_required()]:
+    settings = method.Config.model_fields.items()
+    if required := [name for name, field in settings if field.is_required()]:
         raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
     known = METHODS.known.get(method.name)
     # A notebook cell that is run again defines the same class again.
@@ -114,28 +106,11 @@ def make_method(
     except ValidationError as error:
         problem = error.errors()[0]
         setting = ".".join(str(part) for part in problem["loc"])
-        known_settings = list(_settings(method.Config))
-        strange = problem["type"] == "extra_forbidden"
-        hint = did_you_mean(setting, known_settings) if strange else ""
-        message = problem["msg"].removeprefix("Value error, ")
-        what = f"Setting '{setting}' of {name} cannot be {problem['input']!r}: {message}"
-        if strange:
-            what = f"{name} has no setting '{setting}'"
-        elif not setting:
-            what = f"{name}: {message}"
-        raise ConfigError(
-            f"{what}.{hint} Settings of {name}: {', '.join(known_settings)}."
-        ) from None
-
-
-def _settings(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The names of settings, nested ones with a dot."""
-    for name, field in config.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _settings(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+        names = [key for key, _ in flatten(method.Config().model_dump())]
+        what = f"Setting '{setting}' of {name} cannot be {problem['input']!r}: {problem['msg']}."
+        if problem["type"] == "extra_forbidden":
+            what = f"{name} has no setting '{setting}'.{did_you_mean(setting, names)}"
+        raise ConfigError(f"{what} Settings of {name}: {', '.join(names)}.") from None
 
 
 def flatten(

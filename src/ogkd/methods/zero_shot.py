@@ -21,7 +21,6 @@ class _FromText(Method[ConfigT]):
 
     citation = "Radford et al. 2021, CLIP"
     needs_images = False
-    learns_texts = True
 
     @abstractmethod
     def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:

@@ -1,12 +1,13 @@
-from __future__ import annotations
+"""Tip-Adapter, Tip-Adapter-F and CLIP-Adapter against plain loops."""
 
-from dataclasses import replace
+from __future__ import annotations
 
 import numpy as np
 import torch
-from feature_toys import fit_head, make_support, make_text, unit
+from torch import nn
+from torch.nn.functional import cross_entropy, normalize
+from toys import fit_head, make_support, make_text, unit
 
-from ogkd.methods.feature_method import rows_of
 from ogkd.methods.tip_adapter import GRID
 
 
@@ -27,25 +28,6 @@ def test_logits_are_the_papers_formula():
         v.double().numpy(), K.numpy(), y.numpy(), text.single.numpy(), 30.0, 2.5, 4.0
     )
     np.testing.assert_allclose(head.logits(v).numpy(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_very_sharp_cache_is_the_nearest_neighbour():
-    support, v = make_support(spread=1.5), unit(60, 12, seed=4).double()
-    head = fit_head("tip-adapter", support, text=make_text(scale=0.0), alpha=1.0, beta=600.0)
-    # Float64, since such small numbers are all zero in float32.
-    exact = replace(head, T=head.T.double(), K=head.K.double(), A=head.A.double())
-    K, y = support.rows()
-    near = torch.cdist(v, K.double()).argmin(dim=1)
-    z = exact.logits(v)
-    known = z.max(dim=1).values > 0
-    assert known.sum() > 20
-    assert torch.equal(z.argmax(1)[known], y[near][known])
-
-
-def test_without_weight_the_cache_leaves_zero_shot():
-    text, v = make_text(), unit(6, 12, seed=3)
-    head = fit_head("tip-adapter", make_support(), alpha=0.0, beta=1.0)
-    torch.testing.assert_close(head.logits(v), 30.0 * v @ text.single.T)
 
 
 def test_an_image_has_one_vote_however_many_views():
@@ -99,14 +81,39 @@ def test_trained_keys_agree_with_a_plain_loop_of_adamw():
     assert np.abs(K - v).max() > 1e-4
 
 
-def test_trained_keys_fit_the_support_better():
-    support, text = make_support(spread=2.0), make_text()
-    rows = rows_of(support, text.class_names)
-    settings = {"alpha": 1.0, "beta": 5.5}
-    loss = [
-        torch.nn.functional.cross_entropy(
-            fit_head(name, support, **settings).logits(rows.features), rows.labels
-        )
-        for name in ("tip-adapter", "tip-adapter-f")
-    ]
-    assert loss[1] < loss[0]
+def test_the_bank_can_be_the_prior():
+    v, text = unit(6, 12, seed=3), make_text()
+    head = fit_head("clip-adapter", make_support(), ratio=0.0, prior="bank")
+    T = normalize(torch.stack([rows.mean(0) for rows in text.bank]), dim=-1)
+    torch.testing.assert_close(head.logits(v), 30.0 * v @ T.T)
+
+
+def test_the_head_is_the_usual_two_layer_network():
+    head, v = fit_head("clip-adapter", make_support()), unit(5, 12, seed=3)
+    layers = nn.Sequential(
+        nn.Linear(12, 3, bias=False), nn.ReLU(), nn.Linear(3, 12, bias=False), nn.ReLU()
+    )
+    layers[0].weight.data, layers[2].weight.data = head.W1, head.W2
+    mixed = 0.5 * layers(v) + 0.5 * v
+    expected = 30.0 * mixed / mixed.norm(dim=1, keepdim=True) @ head.T.T
+    torch.testing.assert_close(head.logits(v), expected.detach())
+
+
+def test_full_batch_training_agrees_with_plain_gradient_descent():
+    support = make_support()
+    start, end = (
+        fit_head("clip-adapter", support, epochs=0),
+        fit_head("clip-adapter", support, epochs=3),
+    )
+    F, y = support.rows()
+    W1, W2 = (W.clone().double().requires_grad_() for W in (start.W1, start.W2))
+    for rate in (0.01, 0.0075, 0.0025):  # the half cosine of three epochs
+        x = F.double()
+        mixed = 0.5 * ((x @ W1.T).relu() @ W2.T).relu() + 0.5 * x
+        z = 30.0 * normalize(mixed, dim=1) @ start.T.double().T
+        slopes = torch.autograd.grad(cross_entropy(z, y), (W1, W2))
+        with torch.no_grad():
+            W1 -= rate * slopes[0]
+            W2 -= rate * slopes[1]
+    torch.testing.assert_close(end.W1.double(), W1.detach(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(end.W2.double(), W2.detach(), atol=1e-5, rtol=1e-4)
