@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import FAMILIES, detect_format, peek, read_weights
+from ogkd.backbones._folder import FORMAT_HELP, FORMATS, detect_format, peek, read_weights
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.download import HUB, check_space, hub_offline, mirrored
 from ogkd.errors import BackboneError, OgkdError, StorageError
