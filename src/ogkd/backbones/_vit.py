@@ -78,9 +78,7 @@ class ImageTower(nn.Module):
         super().__init__()
         self.spec = spec
         width, positions = spec.width, spec.first + spec.grid**2
-        self.patch_embed = nn.Conv2d(
-            3, width, spec.patch, stride=spec.patch, bias=spec.patch_bias
-        )
+        self.patch_embed = nn.Conv2d(3, width, spec.patch, stride=spec.patch, bias=spec.patch_bias)
         if spec.first:
             self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, positions, width))
@@ -147,7 +145,11 @@ class ImageTower(nn.Module):
         # A class token that is not read is left out: nothing was trained to read it.
         skipped = 0 if self.has_class_token else spec.first
         inner = [state[:, skipped:] for state in states]
-        return image, parts, deep_features(inner, class_token=self.has_class_token) if deep else None
+        return (
+            image,
+            parts,
+            deep_features(inner, class_token=self.has_class_token) if deep else None,
+        )
 
     def _project(self, tokens: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
         """Tokens [B, T, w] to the image's features and those of patches.

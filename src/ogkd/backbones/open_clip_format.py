@@ -205,7 +205,10 @@ def open_clip_towers(
 ) -> tuple[Towers, dict[str, tuple[str, ...]]]:
     """The model without weights, and which keys of a file fill it."""
     text, vision = config.text_cfg, config.vision_cfg
-    towers = {"image": (vision.timm_proj, spec.width), "text": (text.hf_proj_type, bert.hidden_size)}
+    towers = {
+        "image": (vision.timm_proj, spec.width),
+        "text": (text.hf_proj_type, bert.hidden_size),
+    }
     for tower, (proj, width) in towers.items():
         if proj == "none" and width != config.embed_dim:
             raise BackboneError(

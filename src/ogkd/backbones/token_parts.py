@@ -19,6 +19,7 @@ from ogkd.backbones._layers import deep_blocks
 from ogkd.backbones._vit import ImageTower
 from ogkd.backbones.base import Backbone
 
+
 @dataclass(frozen=True)
 class Parts:
     """Products of weights with features, by patch: patches.sum(1) + rest is rows @ W', [B, K]."""

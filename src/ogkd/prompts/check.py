@@ -1,10 +1,11 @@
-"""Check the quality of a prompt bank by its texts alone (with a model: evaluation/prompts.py).
+"""Check the quality of a prompt bank by its texts.
 
 An error is a text that does harm or a rule that is broken; a warning is worth checking.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -16,7 +17,6 @@ from typing import Literal
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
 _FEW = 10  # prompts per class below which an ensemble is too small
-_OPENING = 4  # words
 
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,3}[.):](?=\s)|[-*•–—#]+\s|(?:prompt|text)\s+\d+\b)", re.I)
 _SLOT = re.compile(r"[{}<>]|\[(?:class|name|organ|modality)[^\]]*\]|\bXX+\b", re.I)
@@ -105,7 +105,6 @@ def check_bank(
                 findings.append(Finding("error", rule, name, f"A text {message}.", (text,)))
         share = _mention_share(name, texts, bank)
         findings += _repeats(name, texts)
-        findings += _openings(name, texts)
         findings += _mentions(name, texts, bank, share)
         lengths = [len(text.split()) for text in texts] or [0]
         sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
@@ -126,23 +125,11 @@ def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
         if times > 1 and words:
             text = texts[sequences.index(words)]
             yield Finding("error", "duplicate", name, f"A text appears {times} times.", (text,))
-    for i, j in similar_pairs([frozenset(words) for words in sequences], NEAR):
-        if sequences[i] != sequences[j]:
+    sets = [frozenset(words) for words in sequences]
+    for i, j in itertools.combinations(range(len(texts)), 2):
+        if sequences[i] != sequences[j] and similar(sets[i], sets[j]):
             message = "Two texts are nearly the same."
             yield Finding("error", "near-duplicate", name, message, (texts[i], texts[j]))
-
-
-def _openings(name: str, texts: Sequence[str]) -> Iterator[Finding]:
-    """Find texts that begin alike apart from the class name: a pattern was filled in."""
-    of_name = content_stems(name)
-    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for text in texts:
-        rest = [word for word in words_of(text) if stem(word) not in of_name]
-        groups[tuple(rest[:_OPENING])].append(text)
-    for group in groups.values():
-        if len(group) > max(3, len(texts) // 10):
-            message = f"{len(group)} texts begin with the same {_OPENING} words."
-            yield Finding("warning", "pattern", name, message, tuple(group[:3]))
 
 
 def _mentions(
@@ -176,30 +163,16 @@ def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> flo
 
 
 def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Find texts that classes share, unchanged or with another class name filled in."""
-    rows = [(name, text) for name, texts in bank.items() for text in texts]
-    owners: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name, text in rows:
-        owners[tuple(words_of(text))].append(name)
-    for name, text in rows:
-        names = list(dict.fromkeys(owners.pop(tuple(words_of(text)), [])))
-        if len(names) > 1:
-            message = f"A text also appears under {', '.join(names[1:])}."
+    """Find texts that classes share."""
+    owners: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name, texts in bank.items():
+        for text in texts:
+            owners[tuple(words_of(text))][name] = text
+    for rows in owners.values():
+        (name, text), *others = rows.items()
+        if others:
+            message = f"A text also appears under {', '.join(other for other, _ in others)}."
             yield Finding("error", "duplicate", name, message, (text,))
-    of_names = {name: content_stems(name) for name in bank}
-    bare = [
-        frozenset(word for word in words_of(text) if stem(word) not in of_names[name])
-        for name, text in rows
-    ]
-    refilled: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for i, j in similar_pairs(bare, NEAR):
-        if rows[i][0] != rows[j][0]:
-            refilled[rows[i][0]].setdefault(i, j)
-            refilled[rows[j][0]].setdefault(j, i)
-    for name, partners in refilled.items():
-        i, j = next(iter(partners.items()))
-        message = f"{len(partners)} texts are those of other classes with the name replaced."
-        yield Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1]))
 
 
 def words_of(text: str) -> list[str]:
@@ -234,19 +207,6 @@ def content_stems(name: str) -> frozenset[str]:
     return frozenset(part for part in stems if part not in _EMPTY) or frozenset(stems)
 
 
-def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tuple[int, int]]:
-    """Pairs (i, j), i < j, whose sets have a Jaccard index above `threshold`."""
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    columns = {word: column for column, word in enumerate({word for row in sets for word in row})}
-    if not columns:
-        return []
-    cells = [(row, columns[word]) for row, words in enumerate(sets) for word in words]
-    ones = np.ones(len(cells), np.int32)
-    incidence = csr_array((ones, np.array(cells).T), shape=(len(sets), len(columns)))
-    shared = (incidence @ incidence.T).tocoo()
-    i, j = shared.coords
-    sizes = incidence.sum(axis=1)
-    similar = (i < j) & (shared.data > threshold * (sizes[i] + sizes[j] - shared.data))
-    return sorted(zip(i[similar].tolist(), j[similar].tolist(), strict=True))
+def similar(first: frozenset[str], second: frozenset[str]) -> bool:
+    """Whether two sets of words have a Jaccard index above NEAR."""
+    return len(first & second) > NEAR * len(first | second)

@@ -7,6 +7,7 @@ and with repetitions, because prototypes, the selector and budgets depend on all
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import tomllib
@@ -108,13 +109,11 @@ def python_literals(path: Path, content: str | bytes) -> Iterator[tuple[str, Any
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"{path} is not Python source ({error}).") from error
     for statement in statements:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            try:
+        if isinstance(statement, ast.Assign):
+            with contextlib.suppress(ValueError, TypeError):  # not a literal
                 value = ast.literal_eval(statement.value)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
-            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+                names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
+                yield from ((name, value) for name in names)
 
 
 def _problem(bank: Any, digest: str) -> str:
@@ -128,9 +127,8 @@ def _problem(bank: Any, digest: str) -> str:
         return f"it has no dictionary {known.variable} of class name -> texts"
     if len(bank) != known.classes:
         return f"it has {len(bank)} classes, not {known.classes}"
-    names = [name for path in shipped_banks().values() for name in read_bank(path)]
-    for name in names:  # the classes of the benchmarks
-        if (count := len(bank.get(name, ()))) != known.texts:
+    for name in (name for path in shipped_banks().values() for name in read_bank(path)):
+        if (count := len(bank.get(name, ()))) != known.texts:  # a class of the benchmarks
             return f"'{name}' has {count} texts, not {known.texts}"
     for name, count in known.different.items():
         if (different := len(set(bank[name]))) != count:
