@@ -268,7 +268,7 @@ def load_open_clip(
 
 
 def _identity(config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile) -> dict[str, Any]:
-    """What the digest says of the model: addresses of cached features depend on its every letter."""
+    """The model as the digest sees it: addresses of cached features depend on every letter."""
     same = ("width", "depth", "heads", "patch", "image_size", "grid", "layer_scale", "qkv_bias")
     same += ("late_norm", "pool", "embed_dim")
     vision = {name: getattr(spec, name) for name in same} | {

@@ -121,7 +121,7 @@ def new(
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
     source: Annotated[
         Path | None,
-        Option("--from", help="Convert texts from JSON, CSV, TSV, .py, or a folder of .txt."),
+        Option("--from", help="Convert texts from JSON, CSV, TSV, or a folder of .txt."),
     ] = None,
     model: Annotated[
         str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
@@ -136,8 +136,8 @@ def new(
     names, modality, organ and texts are sent, never images, and its key is
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
     classes. With --from, texts are converted: JSON of class -> texts (as in
-    CuPL); CSV or TSV with columns class and text; Python source with a
-    dictionary (it is not run); a folder with one .txt per class.
+    CuPL); CSV or TSV with columns class and text; a folder with one .txt per
+    class, one text per line.
     """
     opt.refuse_folders(out=out)
     names = require_classes(classes.split(",")) if classes or source is None else []

@@ -1,7 +1,4 @@
-"""Import prompts from other formats: JSON, CSV/TSV, Python dictionaries, text files.
-
-Files are read, never run: a Python file is parsed, and only literal dictionaries are used.
-"""
+"""Import prompts from other formats: JSON, CSV/TSV, text files."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Any
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_text
 from ogkd.prompts.bank import fold
-from ogkd.prompts.released import python_literals
 
 Pairs = Iterable[tuple[str, str]]  # class name and text
 
@@ -27,13 +23,12 @@ def import_bank(path: Path) -> dict[str, list[str]]:
 
     - JSON: class -> list of texts (as CuPL's).
     - CSV or TSV with the columns class and text, one text per row.
-    - Python source with a dictionary of class -> list of texts (as BiomedCoOp's).
     - A folder of .txt files: the file name is the class, each line a text.
     """
     suffix = "folder" if path.is_dir() else path.suffix.lower()
     if suffix not in _READERS:
         raise DataError(
-            f"{path} is not .json, .csv, .tsv or .py, nor a folder of .txt files.",
+            f"{path} is not .json, .csv or .tsv, nor a folder of .txt files.",
             argument="source",
         )
     try:
@@ -86,13 +81,6 @@ def _from_table(path: Path) -> Pairs:
         yield row["class"], row["text"]
 
 
-def _from_python(path: Path) -> Pairs:
-    for _, table in python_literals(path, _read(path)):
-        if isinstance(table, dict):
-            lists = {name: texts for name, texts in table.items() if isinstance(texts, list)}
-            yield from _from_object(lists)
-
-
 def _from_object(content: Any) -> Pairs:
     if not isinstance(content, dict):
         raise ValueError("it is not an object of class name -> texts")
@@ -107,6 +95,5 @@ _READERS: dict[str, Callable[[Path], Pairs]] = {
     ".json": lambda path: _from_object(json.loads(_read(path))),
     ".csv": _from_table,
     ".tsv": _from_table,
-    ".py": _from_python,
     "folder": _from_folder,
 }

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def released_path() -> Path:
 
 
 def require_released() -> Path:
-    """The file of the bank; an error that says how to get it if it is missing."""
+    """The file of the bank, if it is on this machine."""
     if not (path := released_path()).is_file():
         raise ConfigError(
             "The released prompt bank is not on this machine: run `ogkd prompts fetch released`.",
@@ -87,8 +86,7 @@ def import_released(path: Path) -> dict[str, list[str]]:
         content = read_bytes(path)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", argument="source") from error
-    literals = dict(python_literals(path, content))
-    bank: Any = literals.get(pin().variable)
+    bank = _literal(content, pin().variable)
     digest = hashlib.sha256(content).hexdigest()
     if problem := _problem(bank, digest):
         raise DataError(
@@ -102,18 +100,13 @@ def import_released(path: Path) -> dict[str, list[str]]:
     return dict(bank)
 
 
-def python_literals(path: Path, content: str | bytes) -> Iterator[tuple[str, Any]]:
-    """The name and the value of each literal assigned in Python source, parsed and never run."""
-    try:
-        statements = ast.parse(content).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"{path} is not Python source ({error}).") from error
-    for statement in statements:
-        if isinstance(statement, ast.Assign):
-            with contextlib.suppress(ValueError, TypeError):  # not a literal
-                value = ast.literal_eval(statement.value)
-                names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
-                yield from ((name, value) for name in names)
+def _literal(content: bytes, variable: str) -> Any:
+    """The literal that Python source assigns to a variable; it is parsed and never run."""
+    with contextlib.suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        for statement in ast.parse(content).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
+                return ast.literal_eval(statement.value)
+    return None
 
 
 def _problem(bank: Any, digest: str) -> str:
