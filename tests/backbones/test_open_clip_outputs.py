@@ -16,17 +16,18 @@ from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import backbone_digest
 from ogkd.backbones._tokenizer import clean_text
 from ogkd.backbones.base import TextDropout
-from ogkd.backbones.open_clip_format import OpenClipBackbone, load_open_clip
+from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.open_clip_format import load_open_clip
 
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 
 
-def load(folder: Path) -> OpenClipBackbone:
+def load(folder: Path) -> TowersBackbone:
     return load_open_clip(folder, name="some-clip", device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def backbone() -> OpenClipBackbone:
+def backbone() -> TowersBackbone:
     return load(FIXTURES / "class_token_mlp")
 
 
@@ -63,7 +64,7 @@ def test_texts_are_cleaned_as_open_clip_cleans_them(text: str, plain: str) -> No
     assert clean_text(text) == plain
 
 
-def test_tokens_are_trimmed_to_the_longest_text(backbone: OpenClipBackbone) -> None:
+def test_tokens_are_trimmed_to_the_longest_text(backbone: TowersBackbone) -> None:
     tokens = backbone.tokenize(["a scan", "a", ""])
     assert tokens.mask.sum(dim=1).tolist() == [4, 3, 2]
     assert tokens.ids.shape == (3, 4)
@@ -109,7 +110,7 @@ def streams(*seeds: int) -> TextDropout:
 TEXTS = ["a photo of a benign tumor.", "chest scan"]
 
 
-def test_dropout_that_drops_nothing_equals_evaluation(backbone: OpenClipBackbone) -> None:
+def test_dropout_that_drops_nothing_equals_evaluation(backbone: TowersBackbone) -> None:
     tokens = backbone.tokenize(TEXTS)
     words = backbone.embed(tokens)
     plain = backbone.encode_text(words, tokens)
@@ -141,7 +142,7 @@ def test_dropout_keeps_the_expected_share_of_values(folder: Path) -> None:
     assert kept.mean().item() == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_explicit_forward_equals_transformers_own(backbone: OpenClipBackbone) -> None:
+def test_the_explicit_forward_equals_transformers_own(backbone: TowersBackbone) -> None:
     model = backbone.model.text.bert
     known = BertModel.config_class(**model.config.model_dump(exclude={"model_type"}))
     theirs = BertModel(known, add_pooling_layer=hasattr(model, "pooler")).eval()

@@ -79,21 +79,6 @@ def test_check_lets_warnings_pass(ogkd, bank):
     assert "warning" in outcome.out
 
 
-def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, data):
-    words = ("prompts", "check", bank, "--backbone", clip, "--data", data)
-    (report,) = json.loads(ogkd(*words, "--json").out)
-    assert len(report["prompts"]) == 36
-    assert report["zero_shot"]["images"] == 9  # train only: the test images are left alone
-    assert set(report["zero_shot"]["accuracy"]) == {"single", "ensemble", "selective"}
-    assert "tokens" in ogkd(*words).out  # the tiny model has room for few
-
-
-def test_check_refuses_data_without_a_backbone_or_for_several_banks(refused, bank, clip, data):
-    assert "--backbone" in refused("prompts", "check", bank, "--data", data)
-    words = ("prompts", "check", bank, bank, "--backbone", clip)
-    assert "a single bank" in refused(*words, "--data", data)
-
-
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     out = tmp_path / "new.json"
     names = "benign tumor, malignant tumor, normal lung"
@@ -179,12 +164,10 @@ def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
     assert not (tmp_path / "bank.json").exists()
 
 
-def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
+def test_generate_needs_an_endpoint_and_never_replaces_other_files(refused, monkeypatch, tmp_path):
     out = tmp_path / "bank.json"
     monkeypatch.delenv("OGKD_LLM_URL", raising=False)
     assert "OGKD_LLM_URL" in refused(*ask_for(out))
-    monkeypatch.setenv("OGKD_LLM_URL", "localhost")
-    assert "not a valid URL" in refused(*ask_for(out))
     monkeypatch.setenv("OGKD_LLM_URL", "http://127.0.0.1:9/v1")
     refused(*ask_for(tmp_path))
     out.write_text("not a bank")
@@ -216,7 +199,7 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     ogkd, refused, tmp_path, monkeypatch
 ):
     assert "ogkd prompts fetch released" in refused("prompts", "show", "released")
-    assert "Cannot read other" in refused("prompts", "fetch", "other")
+    refused("prompts", "fetch", "other")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     with serve() as server:
         monkeypatch.setenv("OGKD_GITHUB", server.address)
@@ -239,7 +222,3 @@ def test_a_copy_of_the_released_file_becomes_the_released_bank(ogkd, tmp_path):
     copy.write_bytes(released_source())
     assert ogkd("prompts", "fetch", copy).code == 0
     assert ogkd("prompts", "show", "released").code == 0
-    out = tmp_path / "bank.json"
-    words = ("--classes", "cataract", "--out", out)
-    assert ogkd("prompts", "new", "--from", copy, *words).code == 0
-    assert len(json.loads(out.read_text())["cataract"]) == 50

@@ -99,9 +99,8 @@ def _print_check(report: dict[str, Any]) -> None:
     for row in report["classes"]:
         kinds = [item["severity"] for item in findings if item["class_name"] == row["class_name"]]
         span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
-        counts = map(kinds.count, _COLOURS)
-        cells.append([row["class_name"], row["prompts"], span, f"{row['mentions']:.0%}", *counts])
-    print_table((report["bank"], "prompts", "words (mean)", "mention", "errors", "warnings"), cells)
+        cells.append([row["class_name"], row["prompts"], span, *map(kinds.count, _COLOURS)])
+    print_table((report["bank"], "prompts", "words (mean)", "errors", "warnings"), cells)
     for finding in findings:
         typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
         typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")

@@ -43,6 +43,7 @@ Answer with a JSON list of strings and nothing else."""
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
+_BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
 
 
 def chat(url: str, model: str, *, key: str | None = None) -> Ask:
@@ -119,15 +120,28 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
 
 
 def read_answer(answer: str) -> list[str]:
-    """Extract the texts of an answer: the strings of a JSON list, even if it is incomplete.
+    """Extract the texts of an answer: a JSON list, even if incomplete, or numbered lines.
 
     >>> read_answer('Here you are: ["first text", "second te')
     ['first text']
     """
+    answer = _THOUGHT.sub("", answer)
     # Not a JSON parser: the complete strings of a list that is cut or slightly broken are usable.
-    strings = _STRING.findall(_THOUGHT.sub("", answer).partition("[")[2])
-    texts = (" ".join(text.split()).replace('\\"', '"').replace("**", "") for text in strings)
-    return [text.replace("’", "'") for text in texts if text]
+    strings = [_unescape(match) for match in _STRING.findall(answer.partition("[")[2])]
+    lines = (_BULLET.sub("", line) for line in answer.splitlines() if "```" not in line)
+    return [text for text in map(_clean, strings or lines) if text]
+
+
+def _unescape(raw: str) -> str:
+    try:
+        return str(json.loads(f'"{raw}"'))
+    except ValueError:
+        return raw
+
+
+def _clean(text: str) -> str:
+    text = " ".join(text.split()).replace("**", "").replace("’", "'").rstrip(",")
+    return text[1:-1].strip() if text[:1] == text[-1:] == '"' else text
 
 
 def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
