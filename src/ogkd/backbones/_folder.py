@@ -66,7 +66,7 @@ FORMATS = {
         ("model.safetensors", "pytorch_model.bin"),
     ),
 }
-FORMAT_HELP = "an open_clip_config.json of a timm tower, or a config.json of clip or siglip"
+FORMAT_HELP = "open_clip_config.json of a timm tower, and no config.json of clip or siglip"
 
 
 class FileRecord(BaseModel):

@@ -6,15 +6,22 @@ safetensors and a source.json that says where each file came from and what it ha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -38,6 +45,7 @@ _TOKENIZER = (
     *("vocab.txt", "vocab.json", "merges.txt"),
 )
 _SMALL = ("config.json", "preprocessor_config.json", "processor_config.json", *_TOKENIZER)
+_SECONDS = 10  # to wait for the hub's first answer
 # In this order: the first is a kind of the second.
 _REFUSALS = {
     GatedRepoError: "is gated: accept its terms on its page, then log in with `hf auth login`",
@@ -51,33 +59,53 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-def _get(hub_id: str, names: Iterable[str], revision: str = "main") -> dict[str, Path]:
-    """Those of the files that a repository has; without a network, that the hub's cache has."""
-    files = {}
-    for name in names:
-        try:
-            with storage_errors(Path(constants.HF_HUB_CACHE)):
+class _Repository:
+    """A repository on the hub; without a network, what the hub's own cache has of it."""
+
+    def __init__(self, hub_id: str, revision: str = "main") -> None:
+        self.hub_id, self.revision = hub_id, revision
+        self.names: set[str] | None = None  # of its files; None: not known without a network
+        # Read here, not at import: a program may set it after it has started.
+        if hub_offline() or constants.HF_HUB_OFFLINE:
+            return
+        with self._errors():
+            try:
+                info = HfApi(mirrored(HUB)).model_info(hub_id, revision=revision, timeout=_SECONDS)
+                self.names = {file.rfilename for file in info.siblings or ()}
+            except HfHubHTTPError:
+                raise
+            except HTTPError:
+                return  # the hub is not reached
+
+    def get(self, *names: str) -> dict[str, Path]:
+        """Those of the files that there are."""
+        files = {}
+        for name in names if self.names is None else self.names.intersection(names):
+            with contextlib.suppress(LocalEntryNotFoundError), self._errors():
                 path = hf_hub_download(
-                    hub_id,
+                    self.hub_id,
                     name,
-                    revision=revision,
+                    revision=self.revision,
                     cache_dir=constants.HF_HUB_CACHE,
                     endpoint=mirrored(HUB),
-                    # Read here, not at import: a program may set it after it has started.
-                    local_files_only=hub_offline() or constants.HF_HUB_OFFLINE,
+                    local_files_only=self.names is None,
                 )
-        except EntryNotFoundError:
-            continue
-        except OgkdError:
+                files[name] = Path(path)
+        return files
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with storage_errors(Path(constants.HF_HUB_CACHE)):
+                yield
+        except (OgkdError, LocalEntryNotFoundError):
             raise
         except Exception as error:  # from HTTP, the file transfer or the operating system
             reasons = [text for kind, text in _REFUSALS.items() if isinstance(error, kind)]
             reason = reasons[0] if reasons else f"cannot be fetched now ({error})"
             raise BackboneError(
-                f"{hub_id} {reason}: {mirrored(HUB)}/{hub_id}", argument="backbone"
+                f"{self.hub_id} {reason}: {mirrored(HUB)}/{self.hub_id}", argument="backbone"
             ) from error
-        files[name] = Path(path)
-    return files
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -111,24 +139,24 @@ def fetch(record: Record) -> Path:
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
     if record.hub_id is None:
         raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
-    revision = record.revision or "main"
     with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
-        markers = _get(record.hub_id, (kind.marker for kind in FORMATS.values()), revision)
+        hub = _Repository(record.hub_id, record.revision or "main")
+        markers = hub.get(*(kind.marker for kind in FORMATS.values()))
         kind: str | None = record.format
         if kind is None and markers:
             kind = detect_format(next(iter(markers.values())).parent)
         if kind is None or FORMATS[kind].marker not in markers:
             raise _lacking(record, FORMAT_HELP)
         marker = markers[FORMATS[kind].marker]
-        files = {marker.name: marker, **_get(record.hub_id, _SMALL, revision)}
+        files = {marker.name: marker, **hub.get(*_SMALL)}
         if kind == "open_clip":
             files |= _text_files(marker, files)
-        weights = _get_weights(record, kind, revision)
+        weights = _get_weights(record, kind, hub)
         images = published_outputs()["probabilities"] if record.examples else ()
-        names = [f"{record.examples}/{name}" for name in images]
-        _keep(record, kind, files, weights, _get(record.hub_id, names, revision))
+        examples = hub.get(*(f"{record.examples}/{name}" for name in images))
+        _keep(record, kind, files, weights, examples)
     return record.folder
 
 
@@ -150,15 +178,15 @@ def _text_files(marker: Path, have: Iterable[str]) -> dict[str, Path]:
     ):
         hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if hub_id.count("/") == 1 and not enough & set(have):
-            files |= _get(hub_id, names)
+            files |= _Repository(hub_id).get(*names)
     return files
 
 
-def _get_weights(record: Record, kind: str, revision: str) -> Path:
+def _get_weights(record: Record, kind: str, hub: _Repository) -> Path:
     """The weight file in the hub's cache; one with a wrong hash is deleted."""
     candidates = (record.weights,) if record.weights else FORMATS[kind].weights
     for name in candidates:
-        if path := _get(str(record.hub_id), [name], revision).get(name):
+        if path := hub.get(name).get(name):
             break
     else:
         raise _lacking(record, f"weight file {' or '.join(candidates)}")
