@@ -258,13 +258,6 @@ def test_half_precision_files_are_computed_in_float32(tmp_path: Path) -> None:
     torch.testing.assert_close(backbone.encode_texts(TEXTS), expected, atol=5e-3, rtol=0)
 
 
-def test_weights_elsewhere_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError):
-        load_open_clip(
-            FIXTURES / "mean_linear", name="tiny", device=CPU, weights=tmp_path / "a.safetensors"
-        )
-
-
 def test_vocabulary_and_merges_serve_where_there_is_no_tokenizer_json(tmp_path: Path) -> None:
     make_clip(tmp_path, legacy=True)
     (tmp_path / "tokenizer.json").unlink()
@@ -381,16 +374,3 @@ def test_the_digest_follows_everything_that_is_computed_with_but_not_the_path(
         digests.append(load(folder).digest)
     assert len(set(digests)) == 5
 
-
-def test_loading_leaves_the_settings_of_transformers_as_they_were(tmp_path: Path) -> None:
-    from transformers.utils import logging
-
-    make_siglip(tmp_path)
-    logging.set_verbosity_info()
-    try:
-        before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
-        backbone: Backbone = load(tmp_path)
-        assert backbone.context_length == CONTEXT
-        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-    finally:
-        logging.set_verbosity_warning()

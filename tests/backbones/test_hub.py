@@ -273,41 +273,6 @@ def test_nothing_stays_when_the_conversion_fails(
     assert [path.name for path in record().folder.parent.iterdir()] == [".tiny.lock"]
 
 
-def test_a_kill_during_the_conversion_leaves_no_broken_folder(
-    server: FakeHub, tmp_path: Path
-) -> None:
-    publish_as_bin(server.folder)
-    program = (
-        "import time\n"
-        "from ogkd.backbones import hub\n"
-        "from ogkd.backbones.catalog import Record\n"
-        "def slow(tensors, target, metadata):\n"
-        "    target.write_bytes(b'half')\n"
-        "    print('writing', flush=True)\n"
-        "    time.sleep(60)\n"
-        "hub.save_file = slow\n"
-        f"hub.fetch(Record(name='tiny', hub_id={HUB_ID!r}, licence='MIT', modality='none'))\n"
-    )
-    environment = {
-        **os.environ,
-        "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
-        "OMP_NUM_THREADS": "1",
-    }
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True
-    )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "writing\n"
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert present(record()) is None
-    folder = fetch(record())
-    assert load_backbone(folder).encode_texts(TEXTS).shape[0] == len(TEXTS)
-    left = {path.name for path in folder.parent.iterdir()}
-    assert left == {".tiny.lock", "tiny"}
-
-
 def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: FakeHub) -> None:
     shutil.rmtree(server.folder)
     server.folder.mkdir()

@@ -145,9 +145,3 @@ def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
         assert row == [round(theirs["probs"][image][label], 6) for label in ours["labels"]]
         assert sum(row) == pytest.approx(1.0, abs=1e-5)
 
-
-def test_each_published_label_is_best_for_one_image() -> None:
-    reference = verify.published_outputs()
-    assert len(reference["labels"]) == len(reference["probabilities"]) == 9
-    best = {row.index(max(row)) for row in reference["probabilities"].values()}
-    assert best == set(range(9))

@@ -179,14 +179,6 @@ def test_a_refusal_is_one_message_without_the_key(stub, status, requests):
     assert len(stub.asked) == requests
 
 
-def test_a_server_that_does_not_run_is_one_message(stub):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ConfigError) as caught:
-        chat(f"http://127.0.0.1:{port}/v1", "m")(QUESTION)
-    assert caught.value.argument == "url"
-
-
 @pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost/v1", "http:///v1"])
 def test_invalid_url_is_refused(url):
     with pytest.raises(DataError) as caught:

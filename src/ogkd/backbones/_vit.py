@@ -66,7 +66,7 @@ class AttentionPool(nn.Module):
         self.act = ACTIVATIONS[spec.act]()
 
     def forward(self, patches: Tensor) -> Tensor:
-        probe = self.probe.repeat(len(patches), 1, 1)
+        probe = self.probe.repeat(patches.shape[0], 1, 1)
         pooled: Tensor = self.attention(probe, patches, patches)[0]
         return (pooled + self.fc2(self.act(self.fc1(self.norm(pooled)))))[:, 0]
 
