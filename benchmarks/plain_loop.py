@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, normalize
 from transformers import BertConfig, BertModel
 
-from ogkd.backbones.base import Tokens
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import Tokens
 
 
 def _hugging_face(backbone: TowersBackbone) -> Any:

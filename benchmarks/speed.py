@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from biomedclip_size import WORDS, make_backbone
-from ogkd.backbones.base import TextDropout
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import TextDropout
 from ogkd.core.batches import Batch
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import train_step

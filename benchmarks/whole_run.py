@@ -37,8 +37,8 @@ from torch.nn.functional import normalize
 
 from biomedclip_size import make_backbone, write_folder
 from ogkd.backbones import load_backbone
-from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.features.encode import whole_image
 from ogkd.features.store import FeatureStore, text_features
 from ogkd.features.views import FixedViews

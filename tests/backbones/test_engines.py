@@ -16,7 +16,7 @@ from ogkd.backbones.engines import ENGINES, digest_with, half_problem, with_engi
 from ogkd.backbones.loading import load_builtin
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
-from ogkd.errors import BackboneError, ConfigError
+from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from tiny_backbones import TEXTS, make_clip, make_siglip
 

@@ -13,13 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ogkd.backbones import Backbone
 from ogkd.backbones._bert import derive_bert_config
 from ogkd.backbones._folder import Weights
 from ogkd.backbones.loading import load_folder
-from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.errors import BackboneError
-from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_siglip
+from tiny_backbones import SIZE, TEXTS, make_clip, make_siglip
 
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 WEIGHTS = {"open_clip": "open_clip_model.safetensors", "clip": "model.safetensors"}
@@ -373,4 +371,3 @@ def test_the_digest_follows_everything_that_is_computed_with_but_not_the_path(
         change(folder)
         digests.append(load(folder).digest)
     assert len(set(digests)) == 5
-

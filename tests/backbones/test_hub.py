@@ -7,9 +7,6 @@ import http.server
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,7 +280,10 @@ def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: Fa
     (server.folder / "vocab.txt").write_text("[PAD]\n")
     save_file({"visual.x": torch.ones(2)}, server.folder / "open_clip_model.safetensors")
     marker = server.folder / "open_clip_config.json"
-    assert sorted(hub._text_files(marker, ["open_clip_config.json"])) == ["config.json", "vocab.txt"]
+    assert sorted(hub._text_files(marker, ["open_clip_config.json"])) == [
+        "config.json",
+        "vocab.txt",
+    ]
     assert hub._text_files(marker, ["config.json", "vocab.txt"]) == {}
     source = json.loads((fetch(record()) / "source.json").read_text())
     assert source["format"] == "open_clip"

@@ -14,7 +14,7 @@ from ogkd.backbones._folder import detect_format
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.backbones.loading import resolve, resolve_device
 from ogkd.errors import BackboneError, ConfigError
-from tiny_backbones import SIZE, TEXTS, make_clip, make_siglip
+from tiny_backbones import SIZE, make_clip, make_siglip
 
 
 @pytest.mark.parametrize("make", [make_clip, make_siglip])

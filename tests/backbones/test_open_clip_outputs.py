@@ -13,10 +13,9 @@ from torch import Tensor
 from transformers import BertModel
 
 from ogkd.backbones._bert import bert_hidden
-from ogkd.backbones._folder import backbone_digest
 from ogkd.backbones._tokenizer import clean_text
-from ogkd.backbones.base import TextDropout
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import TextDropout
 from ogkd.backbones.open_clip_format import load_open_clip
 
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 import ogkd
 from ogkd.backbones import load_backbone
 from ogkd.backbones._frozen import release_pages
-from ogkd.backbones.base import Backbone
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import Backbone
 from tiny_data import write_dataset
 
 SOURCE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"

@@ -208,4 +208,3 @@ def test_embeddings_that_do_not_fit_are_refused(backbone: Any) -> None:
         width = 4 if wrong is tokens else None
         with pytest.raises(BackboneError):
             backbone.encode_text(backbone.embed(wrong)[:, :, :width], wrong)
-

@@ -144,4 +144,3 @@ def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
     for image, row in ours["probabilities"].items():
         assert row == [round(theirs["probs"][image][label], 6) for label in ours["labels"]]
         assert sum(row) == pytest.approx(1.0, abs=1e-5)
-

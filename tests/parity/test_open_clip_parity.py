@@ -15,8 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ogkd.backbones.base import Tokens
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import Tokens
 from ogkd.backbones.open_clip_format import load_open_clip
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -68,7 +68,8 @@ class AttentionPool(nn.Module):
     def forward(self, patches: Tensor) -> Tensor:
         probe = self.probe.repeat(patches.shape[0], 1, 1)
         pooled: Tensor = self.attention(probe, patches, patches)[0]
-        return (pooled + self.fc2(self.act(self.fc1(self.norm(pooled)))))[:, 0]
+        final: Tensor = pooled + self.fc2(self.act(self.fc1(self.norm(pooled))))
+        return final[:, 0]
 
 
 class ImageTower(nn.Module):

@@ -269,7 +269,16 @@ def load_open_clip(
 
 def _identity(config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile) -> dict[str, Any]:
     """The model as the digest sees it: addresses of cached features depend on every letter."""
-    same = ("width", "depth", "heads", "patch", "image_size", "grid", "layer_scale", "qkv_bias")
+    same: tuple[str, ...] = (
+        "width",
+        "depth",
+        "heads",
+        "patch",
+        "image_size",
+        "grid",
+        "layer_scale",
+        "qkv_bias",
+    )
     same += ("late_norm", "pool", "embed_dim")
     vision = {name: getattr(spec, name) for name in same} | {
         "mlp_ratio": spec.inner // spec.width,

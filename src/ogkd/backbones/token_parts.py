@@ -119,4 +119,5 @@ def read_tokens(block: Any, tokens: Tensor) -> Tensor:
 
 
 def attention_weights(query: Tensor, key: Tensor) -> Tensor:
-    return (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
+    weights: Tensor = (query @ key.mT * query.shape[-1] ** -0.5).softmax(dim=-1)
+    return weights

@@ -184,8 +184,9 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
     keys = _KEYS | {_TEXT_HEADS[config.model_type]: "text.proj"}
     assign_weights(model, weights, key_table(model, keys), ignored=_IGNORED)
     text, size = config.text_config, config.vision_config.image_size
+    prepare: Callable[[str], str] = str
     if config.model_type == "clip":  # OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model
-        usual, prepare = Preprocessing(size=size), str
+        usual = Preprocessing(size=size)
     else:  # SigLIP, MedSigLIP
         usual = Preprocessing(size=size, mean=_HALF, std=_HALF, resize="squash")
         prepare = _siglip_preparation(folder)
