@@ -156,7 +156,7 @@ def test_a_batch_in_parts_equals_the_batch_at_once(case, patches, monkeypatch):
     pixels = pixels_of(backbone, 5)
     whole = backbone.encode_images(pixels)
     spec = backbone.model.image.spec
-    of_one_image = 4 * (spec.grid**2 + 1) * spec.width * spec.mlp_ratio
+    of_one_image = 4 * (spec.grid**2 + 1) * spec.inner
     monkeypatch.setattr(_vit, "_CACHE", 2 * of_one_image)
     assert backbone.model.image._at_once() == 2
     parts = backbone.encode_images(pixels, patches=patches)

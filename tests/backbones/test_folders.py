@@ -161,12 +161,11 @@ REFUSED: list[tuple[str, Spoil, str]] = [
     ("clip", setting("config.json", "model_type", "resnet"), "open_clip_config.json"),
     ("clip", setting("config.json", "text_config.hidden_size", "wide"), "config.json"),
     ("clip", setting("config.json", "text_config.num_attention_heads", 3), "config.json"),
-    ("clip", setting("config.json", "text_config.eos_token_id", 9), "Tokenizer mismatch"),
+    ("clip", setting("config.json", "text_config.eos_token_id", 9), "eos_token_id"),
     # Tokenizer
     ("open_clip", without("vocab.txt"), "vocab.txt"),
     ("open_clip", text("tokenizer.json", '{"version": "1.0"'), "tokenizer.json"),
     ("open_clip", replaced("vocab.txt", "scan\n", "scan\n" + "x\n" * 60), "120 embeddings"),
-    ("open_clip", setting("config.json", "pad_token_id", 3), "pad_token_id 3"),
     *(
         ("open_clip", replaced("vocab.txt", f"{token}\n", "plain\n"), "vocab.txt")
         for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
@@ -179,9 +178,9 @@ REFUSED: list[tuple[str, Spoil, str]] = [
         ("clip", text("preprocessor_config.json", json.dumps(settings)), words)
         for settings, words in (
             ({"size": {"shortest_edge": 64}, "crop_size": 64}, "the model takes 32 px"),
-            ({"size": {"shortest_edge": 64}, "crop_size": SIZE}, "crop of 32 px"),
+            ({"size": {"shortest_edge": 64}, "crop_size": SIZE}, "crop"),
             ({"size": {"height": 32, "width": 16}}, "not square"),
-            ({"resample": 1}, "resample 1"),
+            ({"resample": 1}, "resample"),
             ({"rescale_factor": 1.0}, "rescale_factor"),
             ({"do_center_crop": False}, "no crop"),
             ({"image_mean": [0.5]}, "preprocessor_config.json"),
