@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ogkd.backbones._bert import TextTower, text_table
-from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._bert import BertConfigFile
 from ogkd.backbones._tokenizer import bert_tokenizer
-from ogkd.backbones._vit import ImageTower, VisionSpec, vision_table
-from ogkd.backbones.open_clip_format import OpenClipBackbone, _Model
+from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones._vit import VisionSpec
+from ogkd.backbones.open_clip_format import OpenClipConfig, open_clip_towers
 from ogkd.images.transforms import Preprocessing
 
 __all__ = ["WORDS", "make_backbone", "write_folder"]
@@ -44,7 +44,7 @@ _CONFIG = {
 }
 
 
-def make_backbone(seed: int = 0) -> OpenClipBackbone:
+def make_backbone(seed: int = 0) -> TowersBackbone:
     """195.9 million random parameters behind the usual contract."""
     torch.manual_seed(seed)
     config = OpenClipConfig.model_validate(_CONFIG)
@@ -58,28 +58,15 @@ def make_backbone(seed: int = 0) -> OpenClipBackbone:
         type_vocab_size=2,
     )
     spec = VisionSpec(
-        width=768,
-        depth=12,
-        heads=12,
-        mlp_ratio=4,
-        patch=16,
-        image_size=224,
-        grid=14,
-        layer_scale=False,
-        qkv_bias=True,
-        late_norm=False,
-        pool="token",
-        proj="linear",
-        proj_bias=False,
-        embed_dim=512,
+        width=768, depth=12, heads=12, inner=3072, patch=16, image_size=224, embed_dim=512
     )
-    model = _Model(spec, config, bert)
+    model, _ = open_clip_towers(config, spec, bert)
     _randomise(model.image)
     _randomise(model.text)
     torch.nn.init.constant_(model.logit_scale, 4.4454)
-    return OpenClipBackbone(
+    return TowersBackbone(
         model,
-        _tokenizer(config, bert),
+        _tokenizer(bert.vocab_size),
         Preprocessing(),
         name="biomedclip-size",
         digest=f"random-{seed}",
@@ -88,26 +75,27 @@ def make_backbone(seed: int = 0) -> OpenClipBackbone:
     )
 
 
-def write_folder(backbone: OpenClipBackbone, folder: Path) -> Path:
+def write_folder(backbone: TowersBackbone, folder: Path) -> Path:
     """Write it in open_clip's format, as a download would be; returns the weight file."""
     folder.mkdir(parents=True)
     model, own = backbone.model, dict(backbone.model.named_parameters())
-    table = {**vision_table(model.image, "image."), **text_table(model.text, "text.")}
-    table["logit_scale"] = ("logit_scale",)
+    config = OpenClipConfig.model_validate(_CONFIG)
+    with torch.device("meta"):
+        _, table = open_clip_towers(config, model.image.spec, model.text.bert.config)
     weights = folder / "open_clip_model.safetensors"
     stacked = {
         key: torch.cat([own[name] for name in names]) if len(names) > 1 else own[names[0]].clone()
         for key, names in table.items()
     }
     save_file(stacked, weights)
-    config = {"model_cfg": _CONFIG, "preprocess_cfg": {}}
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    stored = {"model_cfg": _CONFIG, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(stored))
     (folder / "config.json").write_text(model.text.bert.config.model_dump_json())
     (folder / "vocab.txt").write_text(_vocabulary(), encoding="utf-8")
     return weights
 
 
-def _randomise(tower: ImageTower | TextTower) -> None:
+def _randomise(tower: torch.nn.Module) -> None:
     """Weights large enough that different inputs give different outputs."""
     for key, parameter in tower.named_parameters():
         if parameter.dim() > 1:
@@ -126,7 +114,7 @@ def _vocabulary() -> str:
     return "\n".join([*special, *pieces, *words]) + "\n"
 
 
-def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
+def _tokenizer(rows: int) -> object:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "vocab.txt").write_text(_vocabulary(), encoding="utf-8")
-        return bert_tokenizer(Path(folder), config.text_cfg, bert)
+        return bert_tokenizer(Path(folder), rows=rows)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -81,7 +80,7 @@ def gradient(classifier: Classifier, pixels: torch.Tensor, w: torch.Tensor) -> N
     backbone = classifier.backbone
     image = pixels.clone().requires_grad_(True)
     with torch.enable_grad():
-        found = backbone._encode_pixels(image, patches=False, deep=classifier.deep)
+        found = backbone.model.image(image, patches=False, deep=classifier.deep)
         rows = ImageFeatures(torch.nn.functional.normalize(found[0], dim=-1), deep=found[2]).rows
         (rows[0] @ w).backward()
     each = (image.grad * image)[0].sum(0).detach()
@@ -93,44 +92,30 @@ def gradient(classifier: Classifier, pixels: torch.Tensor, w: torch.Tensor) -> N
 
 def attention(backbone, pixels: torch.Tensor, w: torch.Tensor) -> NDArray[np.float32]:
     """Attention of the class token in the last block times its gradient where above 0."""
-    way = token_parts._way_of(backbone.model)
-    tokens = way.start(pixels)
-    for _, block in way.blocks[:-1]:
+    tower = backbone.model.image
+    tokens = tower.first_tokens(pixels)
+    for block in tower.blocks[:-1]:
         tokens = block(tokens)
-    kept, plain = {}, token_parts._read
+    kept, plain = {}, token_parts.attention_weights
 
-    def remembering(query, key, value, heads):
-        q, k, v = (s.unflatten(-1, (heads, -1)).transpose(1, 2) for s in (query, key, value))
-        kept["A"] = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).detach().requires_grad_(True)
-        return (kept["A"].mT * v).transpose(1, 2).flatten(2)
+    def remembering(query, key):
+        kept["A"] = plain(query, key).detach().requires_grad_(True)
+        return kept["A"]
 
-    read, block = way.blocks[-1]
+    last = tower.blocks[-1]
     with torch.enable_grad():
-        token_parts._read = remembering
-        written = read(tokens).sum(1)
-        token_parts._read = plain
-        own = _inner(backbone.model)
-        middle = tokens[:, 0] + written + own.bias
-        after = middle + own.mlp(middle)
-        torch.testing.assert_close(after, block(tokens)[:, 0], atol=1e-3, rtol=1e-3)
-        feature = torch.nn.functional.normalize(way.head(way.norm(after)), dim=-1)
+        token_parts.attention_weights = remembering
+        written = token_parts.read_tokens(last, tokens).sum(1)
+        token_parts.attention_weights = plain
+        middle = tokens[:, 0] + written + last.ls1(last.proj.bias)
+        after = last.add_mlp(middle)
+        torch.testing.assert_close(after, last(tokens)[:, 0], atol=1e-3, rtol=1e-3)
+        feature = torch.nn.functional.normalize(
+            tower.head(tower.late_norm(tower.norm(after))), dim=-1
+        )
         (feature[0] @ w).backward()
     A = kept["A"]
     return (A * A.grad).clamp_min(0).detach()[0, :, 0, 1:].sum(0).numpy()
-
-
-def _inner(model):
-    """Bias of the attention and MLP of the last block, whichever the tower."""
-    tower = getattr(model, "image", model)
-    if hasattr(tower, "blocks"):
-        last = tower.blocks[-1]
-        mlp = lambda x: last.ls2(last.fc2(last.act(last.fc1(last.norm2(x)))))  # noqa: E731
-        bias = last.proj.bias if last.proj.bias is not None else torch.zeros(())
-        return SimpleNamespace(bias=last.ls1(bias), mlp=mlp)
-    last = model.vision_model.encoder.layers[-1]
-    return SimpleNamespace(
-        bias=last.self_attn.out_proj.bias, mlp=lambda x: last.mlp(last.layer_norm2(x))
-    )
 
 
 def curves(classifier, crop, label, grid):

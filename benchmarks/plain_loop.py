@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, normalize
 from transformers import BertConfig, BertModel
 
+from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import Tokens
-from ogkd.backbones.open_clip_format import OpenClipBackbone
 
 
-def _hugging_face(backbone: OpenClipBackbone) -> Any:
+def _hugging_face(backbone: TowersBackbone) -> Any:
     """The backbone's BERT as transformers' own model, with the same weights in memory."""
     own = backbone.model.text.bert
     with torch.device("meta"):
@@ -34,7 +34,7 @@ class PlainLoop:
     """One run: `start_up`, then `step` on pixels, then `test_batch`."""
 
     def __init__(
-        self, backbone: OpenClipBackbone, names: list[str], bank: list[list[str]], config: Any
+        self, backbone: TowersBackbone, names: list[str], bank: list[list[str]], config: Any
     ) -> None:
         self.backbone, self.names, self.texts, self.config = backbone, names, bank, config
         self.model = backbone.model

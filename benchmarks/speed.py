@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from biomedclip_size import WORDS, make_backbone
+from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import TextDropout
-from ogkd.backbones.open_clip_format import OpenClipBackbone
 from ogkd.core.batches import Batch
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import train_step
@@ -62,7 +62,7 @@ class Ours:
     """The package's own step for S seeds, on features that are computed once."""
 
     def __init__(
-        self, backbone: OpenClipBackbone, names: list[str], bank: list[list[str]], seeds: int
+        self, backbone: TowersBackbone, names: list[str], bank: list[list[str]], seeds: int
     ) -> None:
         features = [backbone.encode_texts(rows) for rows in bank]
         self.learner = PromptLearner(backbone, names, ContextConfig())
@@ -88,7 +88,7 @@ class Ours:
 
 
 def cached_batch(
-    backbone: OpenClipBackbone, pixels: Tensor, labels: Tensor, seeds: int, *, half: bool
+    backbone: TowersBackbone, pixels: Tensor, labels: Tensor, seeds: int, *, half: bool
 ) -> Batch:
     """What the store would give for these crops."""
     features = backbone.encode_images(pixels)
@@ -102,7 +102,7 @@ def cached_batch(
 
 
 def agreement(
-    plain: PlainLoop, backbone: OpenClipBackbone, names: list[str], bank: list[list[str]]
+    plain: PlainLoop, backbone: TowersBackbone, names: list[str], bank: list[list[str]]
 ) -> dict[str, float]:
     """Largest difference of any loss term over five steps on the same crops, no dropout."""
     exact, half = (Ours(backbone, names, bank, 1) for _ in range(2))
@@ -125,7 +125,7 @@ def agreement(
 
 
 def measure(
-    backbone: OpenClipBackbone,
+    backbone: TowersBackbone,
     classes: int,
     prompts: int,
     rounds: int,

@@ -37,8 +37,8 @@ from torch.nn.functional import normalize
 
 from biomedclip_size import make_backbone, write_folder
 from ogkd.backbones import load_backbone
+from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.backbones.open_clip_format import OpenClipBackbone
 from ogkd.features.encode import whole_image
 from ogkd.features.store import FeatureStore, text_features
 from ogkd.features.views import FixedViews
@@ -109,7 +109,7 @@ def whole(place: Path, classes: int, shots: int, threads: int, say: Say) -> None
 def plain(place: Path, classes: int, shots: int, prompts: int, epochs: int, say: Say) -> None:
     """The plain loop on the same images, all of it."""
     backbone = load_backbone(place / "backbone")
-    assert isinstance(backbone, OpenClipBackbone)
+    assert isinstance(backbone, TowersBackbone)
     loop = PlainLoop(backbone, NAMES[:classes], make_bank(classes, prompts), CONFIG)
     found: dict[str, Any] = {"classes": classes, "shots": shots, "s": {}}
     found["s"]["start-up"] = clock(loop.start_up)

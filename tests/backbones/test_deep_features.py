@@ -10,7 +10,7 @@ import torch
 from test_transformers_clip import FAMILIES, load
 from torch.nn.functional import normalize
 
-from ogkd.backbones._towers import deep_blocks
+from ogkd.backbones._layers import deep_blocks
 from ogkd.backbones.base import ImageFeatures
 from ogkd.features import FeatureStore
 from tiny_backbones import SIZE

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from ogkd.backbones import _bert
-from ogkd.backbones._bert import MOST_ROWS, WORTH_IT, frozen_linear
+from ogkd.backbones import _frozen
+from ogkd.backbones._frozen import MOST_ROWS, WORTH_IT, frozen_linear
 
 needs_kernels = pytest.mark.skipif(
-    not _bert._supported(), reason="torch has no packed linear layers on this machine"
+    not _frozen._supported(), reason="torch has no packed linear layers on this machine"
 )
 
 
@@ -27,7 +27,7 @@ def test_values_and_gradients_equal_the_layers_own(bias: bool, shape: tuple[int,
     values = torch.randn(shape, requires_grad=True)
     again = values.detach().clone().requires_grad_()
     packed, plain = frozen_linear(layer, values), layer(again)
-    assert layer in _bert._packs
+    assert layer in _frozen._packs
     torch.testing.assert_close(packed, plain, rtol=0, atol=1e-5)
     direction = torch.randn_like(plain)
     packed.backward(direction)
@@ -55,8 +55,8 @@ def test_with_wide_registers_many_rows_are_laid_out_too(gradient, monkeypatch) -
     pretend(monkeypatch, "AVX512")
     layer, values = make_layer(), torch.randn(WORTH_IT, 160, requires_grad=gradient)
     torch.testing.assert_close(frozen_linear(layer, values), layer(values), rtol=0, atol=1e-5)
-    assert layer in _bert._packs
-    assert (layer in _bert._back_packs) == gradient  # which nothing else needs
+    assert layer in _frozen._packs
+    assert (layer in _frozen._back_packs) == gradient  # which nothing else needs
 
 
 @needs_kernels
@@ -79,13 +79,13 @@ def test_other_cases_take_the_plain_product(case: str, monkeypatch: pytest.Monke
     values = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
     values.requires_grad_(case != "no gradient")
     assert torch.equal(frozen_linear(layer, values), layer(values))
-    assert layer not in _bert._packs
+    assert layer not in _frozen._packs
 
 
 @needs_kernels
 def test_what_is_packed_goes_with_its_layer() -> None:
     layer = make_layer()
     frozen_linear(layer, torch.randn(2, 160, requires_grad=True))
-    before = len(_bert._packs)
+    before = len(_frozen._packs)
     del layer
-    assert len(_bert._packs) == before - 1
+    assert len(_frozen._packs) == before - 1

@@ -11,10 +11,10 @@ import torch
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones._folder import detect_format
-from ogkd.backbones.catalog import Record, catalog, read_catalog
+from ogkd.backbones.catalog import Record, catalog
 from ogkd.backbones.loading import resolve, resolve_device
 from ogkd.errors import BackboneError, ConfigError
-from tiny_backbones import SIZE, TEXTS, make_clip, make_siglip
+from tiny_backbones import SIZE, make_clip, make_siglip
 
 
 @pytest.mark.parametrize("make", [make_clip, make_siglip])
@@ -25,12 +25,6 @@ def test_a_folder_is_loaded_by_its_path_without_a_network(tmp_path: Path, make: 
     assert backbone.device == torch.device("cpu")
     assert backbone.encode_images(torch.zeros(1, 3, SIZE, SIZE)).globals.shape[0] == 1
     assert load_backbone(tmp_path / "model").digest == backbone.digest
-
-
-def test_a_relative_folder_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_clip(tmp_path / "some" / "model")
-    monkeypatch.chdir(tmp_path)
-    assert load_backbone("some/model").encode_texts(TEXTS).shape[0] == len(TEXTS)
 
 
 def test_builtin_is_taken_before_a_folder_of_that_name(
@@ -66,24 +60,18 @@ def test_another_hub_id_gets_a_bare_record(hub_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        *(("biomed-clip", "Did you mean 'biomedclip'"), ("zzzzzz", "no backbone called 'zzzzzz'")),
-        *(("a/b/c", "no backbone called"), ("org/", "no backbone called")),
-        *(("../x", "no folder"), ("./absent", "no folder"), (Path("absent"), "no folder")),
-        ("model.safetensors", "no folder"),
-    ],
+    "name",
+    ["biomed-clip", "zzzzzz", "a/b/c", "org/", "../x", Path("absent"), "model.safetensors"],
+    ids=str,
 )
-def test_a_name_that_means_nothing_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | Path, words: str
+def test_unknown_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(BackboneError, match=words) as caught:
+    with pytest.raises(BackboneError) as caught:
         load_backbone(name)
     assert caught.value.argument == "backbone"
-    if words.startswith("no backbone"):
-        assert all(known in str(caught.value) for known in catalog())
 
 
 @pytest.mark.parametrize("config", [None, '{"model_type": "llama"}', "not json"])
@@ -97,12 +85,13 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, config: str | None)
 
 def test_a_folder_with_both_formats_uses_the_one_that_can_be_read(tmp_path: Path) -> None:
     make_clip(tmp_path)
-    config = {"model_cfg": {"vision_cfg": {"layers": 12}, "text_cfg": {"width": 512}}}
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    assert detect_format(tmp_path) == "transformers"
-    config["model_cfg"]["vision_cfg"] = {"timm_model_name": "vit_base_patch16_224"}  # type: ignore[dict-item]
-    (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
-    assert detect_format(tmp_path) == "open_clip"
+    for vision, expected in (
+        ({"layers": 12}, "transformers"),
+        ({"timm_model_name": "vit_base_patch16_224"}, "open_clip"),
+    ):
+        config = {"model_cfg": {"vision_cfg": vision, "text_cfg": {"width": 512}}}
+        (tmp_path / "open_clip_config.json").write_text(json.dumps(config))
+        assert detect_format(tmp_path) == expected
 
 
 def test_auto_takes_a_gpu_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,21 +120,13 @@ def test_a_gpu_computes_in_float32_and_always_the_same(
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x", "meta", "cpu:3", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(device: str) -> None:
-    with pytest.raises(ConfigError, match="device"):
+def test_absent_device_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         load_backbone("builtin", device=device)
+    assert caught.value.argument == "device"
 
 
 # The catalogue
-
-
-def test_the_catalogue_has_the_backbones_of_the_field() -> None:
-    assert {"builtin", "biomedclip", "pubmedclip", "plip", "quiltnet", "medsiglip"} <= set(
-        catalog()
-    )
-    for name, record in catalog().items():
-        assert record.licence, name
-        assert record.modality, name
 
 
 def test_biomedclip_is_the_published_file(shared: Path) -> None:
@@ -155,22 +136,3 @@ def test_biomedclip_is_the_published_file(shared: Path) -> None:
     assert f"`{record.hub_id}`" in facts
     assert f"{record.size:,} bytes" in facts
     assert f"`{record.sha256}`" in facts
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[x]\nformat = 'open_clip'\nlicence = 'MIT'\nmodality = 'CT'", "needs a hub_id"),
-        ("[x]\nhub_id = 'no-slash'\nlicence = 'MIT'\nmodality = 'CT'", "hub_id"),
-        ("[x]\nhub_id = 'a/b'\nlicence = 'MIT'\nmodality = 'CT'\nsha256 = 'short'", "sha256"),
-        (f"[x]\nhub_id = 'a/b'\nlicence = 'M'\nmodality = 'C'\nsha256 = '{'0' * 64}'", "weights"),
-        ("[x]\nhub_id = 'a/b'\nlicense = 'MIT'\nmodality = 'CT'", "licence"),
-        ("[x]\nformat = 'onnx'\nhub_id = 'a/b'\nlicence = 'MIT'\nmodality = 'CT'", "format"),
-        ("[x", "cannot be used"),
-    ],
-)
-def test_a_mistake_in_a_catalogue_is_named(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "catalog.toml"
-    path.write_text(text)
-    with pytest.raises(BackboneError, match=words):
-        read_catalog(path)

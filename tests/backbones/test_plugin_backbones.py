@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from ogkd.backbones import Backbone, catalog, load_backbone, register_backbone
 from ogkd.backbones.hub import fetch
 from ogkd.backbones.loading import load_builtin
 from ogkd.errors import BackboneError, OgkdError
-
-CATALOGUE = """
-[their-clip]
-format = "transformers"
-hub_id = "them/their-clip"
-licence = "MIT"
-modality = "feet"
-"""
 
 
 class Entry:
@@ -41,7 +32,7 @@ class Entry:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Entry]]:
-    from ogkd.backbones.catalog import _installed_catalog, loaders
+    from ogkd.backbones.catalog import _register_installed, loaders
 
     entries: list[Entry] = []
     real = metadata.entry_points
@@ -50,9 +41,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Entry]]:
         return entries if options.get("group") == "ogkd.backbones" else real(**options)
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
-    _installed_catalog.cache_clear()
+    _register_installed.cache_clear()
     yield entries
-    _installed_catalog.cache_clear()
+    _register_installed.cache_clear()
     loaders.clear()
 
 
@@ -60,25 +51,13 @@ def tiny(device: torch.device) -> Backbone:
     return load_builtin(device=device)
 
 
-def test_a_function_of_another_package_loads_by_the_entry_points_name(
-    installed: list[Entry],
-) -> None:
+def test_entry_point_function_loads_by_its_name(installed: list[Entry]) -> None:
     installed.append(Entry("their-tiny", tiny))
     assert catalog()["their-tiny"].format == "plugin"
     backbone = load_backbone("Their-Tiny", device="cpu")
     assert backbone.digest == load_backbone("builtin", device="cpu").digest
-    with pytest.raises(BackboneError, match="nothing to fetch"):
+    with pytest.raises(BackboneError):
         fetch(catalog()["their-tiny"])
-
-
-def test_a_catalogue_of_another_package_adds_its_records(
-    installed: list[Entry], tmp_path: Path
-) -> None:
-    path = tmp_path / "theirs.toml"
-    path.write_text(CATALOGUE)
-    installed.append(Entry("theirs", str(path)))
-    assert catalog()["their-clip"].hub_id == "them/their-clip"
-    assert "biomedclip" in catalog()
 
 
 def test_importing_looks_for_no_entry_points() -> None:
@@ -94,44 +73,28 @@ def test_importing_looks_for_no_entry_points() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (ImportError("no module named x"), "broken = their_package:thing.*no module named x"),
-        (42, "it is int, not a path or a function"),
-        ("/nowhere/theirs.toml", "cannot be used"),
-    ],
-)
-def test_a_plugin_that_cannot_be_used_is_named(
-    installed: list[Entry], value: Any, words: str
-) -> None:
+@pytest.mark.parametrize("value", [ImportError("no module named x"), 42])
+def test_broken_plugin_is_named_and_others_still_load(installed: list[Entry], value: Any) -> None:
     installed.append(Entry("broken", value))
-    with pytest.raises(OgkdError, match=words):
+    with pytest.raises(OgkdError, match="their_package"):
         load_backbone("their-thing")
-    load_backbone("builtin")  # one broken package does not take the others along
+    load_backbone("builtin")
 
 
-def test_a_plugin_does_not_replace_a_known_backbone(installed: list[Entry], tmp_path: Path) -> None:
-    path = tmp_path / "theirs.toml"
-    path.write_text(CATALOGUE.replace("their-clip]", "biomedclip]"))
-    for value in (tiny, path):
-        installed[:] = [Entry("biomedclip", value)]
-        with pytest.raises(BackboneError, match="already a backbone called 'biomedclip'"):
-            catalog()
+def test_plugin_does_not_replace_a_known_backbone(installed: list[Entry]) -> None:
+    installed.append(Entry("biomedclip", tiny))
+    with pytest.raises(BackboneError):
+        catalog()
 
 
-def test_a_backbone_can_be_registered_in_a_running_program(installed: list[Entry]) -> None:
+def test_backbone_is_registered_in_a_running_program(installed: list[Entry]) -> None:
     register_backbone("mine", tiny)
     register_backbone("mine", tiny)  # as a notebook cell that is run again
     assert load_backbone("mine", device="cpu").embed_dim > 0
-    with pytest.raises(BackboneError, match="already a backbone called 'mine'"):
-        register_backbone("mine", lambda device: load_builtin(device=device))
-    with pytest.raises(BackboneError) as caught:
-        register_backbone("My Model", tiny)
-    assert caught.value.argument == "name"
-
-
-def test_what_is_not_a_backbone_is_refused(installed: list[Entry]) -> None:
+    for name in ("mine", "My Model"):
+        with pytest.raises(BackboneError) as caught:
+            register_backbone(name, lambda device: load_builtin(device=device))
+        assert caught.value.argument == "name"
     register_backbone("odd", lambda device: "a string")  # type: ignore[arg-type,return-value]
-    with pytest.raises(BackboneError, match="returned a str"):
+    with pytest.raises(BackboneError):
         load_backbone("odd")

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 
 import ogkd
 from ogkd.backbones import load_backbone
-from ogkd.backbones._towers import release_pages
+from ogkd.backbones._frozen import release_pages
+from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import Backbone
-from ogkd.backbones.open_clip_format import OpenClipBackbone
 from tiny_data import write_dataset
 
 SOURCE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -88,8 +88,8 @@ def test_memory_of_any_other_kind_is_never_given_back():
 
 def test_a_fit_releases_the_towers_before_it_trains(folder, tmp_path, monkeypatch):
     events: list[str] = []
-    release, train = OpenClipBackbone.release, ogkd.methods.prompt_method.train_contexts
-    encode = OpenClipBackbone.encode_images
+    release, train = TowersBackbone.release, ogkd.methods.prompt_method.train_contexts
+    encode = TowersBackbone.encode_images
 
     def note(name, real):
         def call(*args, **options):
@@ -98,8 +98,8 @@ def test_a_fit_releases_the_towers_before_it_trains(folder, tmp_path, monkeypatc
 
         return call
 
-    monkeypatch.setattr(OpenClipBackbone, "release", note("release", release))
-    monkeypatch.setattr(OpenClipBackbone, "encode_images", note("images", encode))
+    monkeypatch.setattr(TowersBackbone, "release", note("release", release))
+    monkeypatch.setattr(TowersBackbone, "encode_images", note("images", encode))
     monkeypatch.setattr(ogkd.methods.prompt_method, "train_contexts", note("train", train))
     data = write_dataset(tmp_path / "data")
     ogkd.fit(data, backbone=folder, method="coop", settings={"train.epochs": 1}, shots=1)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones import load_backbone
-from ogkd.backbones._towers import deep_parts
+from ogkd.backbones._layers import deep_parts
 from ogkd.backbones._vit import ImageTower, VisionSpec
 from ogkd.backbones.base import ImageFeatures
 from ogkd.backbones.token_parts import split_products
@@ -27,10 +27,9 @@ def tower(*, layer_scale=False, late_norm=False, proj="linear", seed=0):
         width=24,
         depth=3,
         heads=4,
-        mlp_ratio=2,
+        inner=48,
         patch=8,
         image_size=32,
-        grid=4,
         layer_scale=layer_scale,
         qkv_bias=True,
         late_norm=late_norm,

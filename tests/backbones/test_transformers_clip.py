@@ -174,14 +174,6 @@ def test_a_long_text_is_cut_but_keeps_its_end(backbone: Any) -> None:
     assert torch.isfinite(backbone.encode_texts(["lung " * 1000])).all()
 
 
-def test_pieces_packed_again_are_the_tokens(backbone: Any) -> None:
-    packed = backbone.pack([backbone.pieces(text) for text in TEXTS])
-    tokens = backbone.tokenize(TEXTS)
-    assert torch.equal(packed.ids, tokens.ids)
-    assert torch.equal(packed.mask, tokens.mask)
-    assert backbone.tokenize([]).ids.shape[0] == 0
-
-
 @pytest.mark.parametrize("family", ["clip", "open_clip"])
 def test_dropout_draws_for_each_stream_what_it_would_draw_alone(
     tmp_path: Path, family: str
@@ -203,16 +195,6 @@ def test_dropout_draws_for_each_stream_what_it_would_draw_alone(
     torch.testing.assert_close(dropped(1, 2), alone, rtol=0, atol=1e-6)
 
 
-def test_a_tower_without_dropout_ignores_it(tmp_path: Path) -> None:
-    make_clip(tmp_path)
-    backbone = load(tmp_path)
-    tokens = backbone.tokenize(TEXTS)
-    embeddings = backbone.embed(tokens)
-    streams = TextDropout([0])
-    plain = backbone.encode_text(embeddings, tokens)
-    assert torch.equal(backbone.encode_text(embeddings, tokens, dropout=streams), plain)
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 16, 16), (1, 1, SIZE, SIZE), (3, SIZE, SIZE)])
 def test_pixels_of_a_wrong_shape_are_refused(backbone: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(BackboneError):
@@ -226,10 +208,3 @@ def test_embeddings_that_do_not_fit_are_refused(backbone: Any) -> None:
         width = 4 if wrong is tokens else None
         with pytest.raises(BackboneError):
             backbone.encode_text(backbone.embed(wrong)[:, :, :width], wrong)
-
-
-def test_logit_scale_is_exponentiated(pair: tuple[Any, Any]) -> None:
-    backbone, model = pair
-    assert backbone.logit_scale == pytest.approx(float(model.logit_scale.detach().exp()))
-    assert backbone.context_length == CONTEXT
-    assert backbone.text_width == 16

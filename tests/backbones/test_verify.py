@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from PIL import Image
 
 from ogkd.backbones import load_backbone, verify
 from ogkd.backbones.catalog import Record, catalog
-from ogkd.backbones.hub import EXAMPLES
 from ogkd.files import sha256_file
 from tiny_backbones import make_clip
 
@@ -88,7 +86,7 @@ def test_a_folder_is_verified_by_loading_it(tmp_path: Path) -> None:
 def test_features_that_are_not_numbers_fail(tmp_path: Path) -> None:
     make_clip(tmp_path)
     backbone = load_backbone(tmp_path)
-    backbone.model.visual_projection.weight.fill_(float("nan"))  # type: ignore[attr-defined]
+    backbone.model.image.head.weight.fill_(float("nan"))  # type: ignore[attr-defined]
     assert verify._check_features(backbone).status == "FAIL"
 
 
@@ -120,26 +118,22 @@ def published(tmp_path: Path) -> tuple[Any, Path, dict[str, Any]]:
     return backbone, images, reference
 
 
-def test_published_outputs_are_reproduced(published: tuple[Any, Path, dict[str, Any]]) -> None:
-    backbone, images, reference = published
-    assert verify.compare_outputs(backbone, images, reference) < 1e-5
-    reference["probabilities"]["one.png"] = [1.0, 0.0, 0.0]
-    assert verify.compare_outputs(backbone, images, reference) > 0.01
-
-
 def test_published_outputs_pass_fail_or_say_what_is_missing(
     published: tuple[Any, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, images, reference = published
-    record = catalog()["biomedclip"]
     monkeypatch.setattr(verify, "published_outputs", lambda: reference)
-    skipped = verify._check_published(backbone, record)
-    assert skipped.status == "SKIP"
-    assert "ogkd backbones fetch biomedclip" in skipped.fix
-    shutil.copytree(images, record.folder / EXAMPLES)
-    assert verify._check_published(backbone, record).status == "PASS"
+
+    def status(folder: Path) -> str:
+        return verify._check_published(backbone, folder, "fetch it").status
+
+    assert status(images / "absent") == "SKIP"
+    monkeypatch.setattr(verify, "TOLERANCE", 1e-5)
+    assert status(images) == "PASS"
+    monkeypatch.undo()
     reference["labels"] = LABELS[::-1]
-    assert verify._check_published(backbone, record).status == "FAIL"
+    monkeypatch.setattr(verify, "published_outputs", lambda: reference)
+    assert status(images) == "FAIL"
 
 
 def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
@@ -150,10 +144,3 @@ def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
     for image, row in ours["probabilities"].items():
         assert row == [round(theirs["probs"][image][label], 6) for label in ours["labels"]]
         assert sum(row) == pytest.approx(1.0, abs=1e-5)
-
-
-def test_each_published_label_is_best_for_one_image() -> None:
-    reference = verify.published_outputs()
-    assert len(reference["labels"]) == len(reference["probabilities"]) == 9
-    best = {row.index(max(row)) for row in reference["probabilities"].values()}
-    assert best == set(range(9))

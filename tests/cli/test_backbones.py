@@ -83,7 +83,7 @@ def test_verify_ends_with_code_2_on_a_failure(plip: Path, tmp_path: Path) -> Non
     bad = run("info", "plip", "--verify")
     assert bad.exit_code == 2
     assert "FAIL" in bad.output
-    assert "run `ogkd backbones fetch plip`" in bad.output
+    assert "`ogkd backbones fetch plip`" in bad.output
 
 
 @pytest.mark.parametrize("command", ["info", "fetch"])

@@ -1,11 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,28 +67,6 @@ def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
     assert {finding["rule"] for finding in report["findings"]} == {"numbering", "length"}
 
 
-def test_check_lets_warnings_pass(ogkd, bank):
-    bank.write_text(json.dumps({"cyst": texts("cyst", 4)}))
-    outcome = ogkd("prompts", "check", bank)
-    assert outcome.code == 0
-    assert "warning" in outcome.out
-
-
-def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, data):
-    words = ("prompts", "check", bank, "--backbone", clip, "--data", data)
-    (report,) = json.loads(ogkd(*words, "--json").out)
-    assert len(report["prompts"]) == 36
-    assert report["zero_shot"]["images"] == 9  # train only: the test images are left alone
-    assert set(report["zero_shot"]["accuracy"]) == {"single", "ensemble", "selective"}
-    assert "tokens" in ogkd(*words).out  # the tiny model has room for few
-
-
-def test_check_refuses_data_without_a_backbone_or_for_several_banks(refused, bank, clip, data):
-    assert "--backbone" in refused("prompts", "check", bank, "--data", data)
-    words = ("prompts", "check", bank, bank, "--backbone", clip)
-    assert "a single bank" in refused(*words, "--data", data)
-
-
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     out = tmp_path / "new.json"
     names = "benign tumor, malignant tumor, normal lung"
@@ -106,12 +79,6 @@ def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     fit = ("fit", data, "--backbone", clip, "--method", "zero-shot-ensemble", "--out", model)
     assert ogkd(*fit, "--prompts", out).code == 0
     assert "already exists" in refused("prompts", "new", "-c", "a", "--out", out)
-
-
-def test_invalid_combinations_of_new_are_refused(refused, tmp_path, data):
-    new = ("prompts", "new", "--out", tmp_path / "new.json")
-    for words in ((), ("-c", "a, A"), ("-c", "a", "-m", "mrt"), ("--from", data, "--model", "m")):
-        refused(*new, *words)
 
 
 def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):
@@ -179,12 +146,10 @@ def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
     assert not (tmp_path / "bank.json").exists()
 
 
-def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
+def test_generate_needs_an_endpoint_and_never_replaces_other_files(refused, monkeypatch, tmp_path):
     out = tmp_path / "bank.json"
     monkeypatch.delenv("OGKD_LLM_URL", raising=False)
     assert "OGKD_LLM_URL" in refused(*ask_for(out))
-    monkeypatch.setenv("OGKD_LLM_URL", "localhost")
-    assert "not a valid URL" in refused(*ask_for(out))
     monkeypatch.setenv("OGKD_LLM_URL", "http://127.0.0.1:9/v1")
     refused(*ask_for(tmp_path))
     out.write_text("not a bank")
@@ -192,31 +157,11 @@ def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
     assert out.read_text() == "not a bank"
 
 
-def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
-    out = tmp_path / "bank.json"
-    first = texts("kidney stone", 50, seed=5)
-    stub.script = [Reply(json.dumps(first)), Reply("never", delay=300)]
-    # Through the real program, and killed hard, as by a machine that goes down.
-    code = "from ogkd.cli import main; main()"
-    words = [sys.executable, "-c", code, *map(str, ask_for(out))]
-    process = subprocess.Popen(words, env=os.environ, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 240
-    while len(stub.asked) < 2 and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert len(stub.asked) == 2
-    assert json.loads(out.read_text()) == {"kidney stone": first}
-    assert [path.name for path in tmp_path.iterdir()] == ["bank.json"]
-    assert ogkd(*ask_for(out)).code == 0
-    assert json.loads(out.read_text())["kidney stone"] == first
-
-
 def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     ogkd, refused, tmp_path, monkeypatch
 ):
     assert "ogkd prompts fetch released" in refused("prompts", "show", "released")
-    assert "Cannot read other" in refused("prompts", "fetch", "other")
+    refused("prompts", "fetch", "other")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     with serve() as server:
         monkeypatch.setenv("OGKD_GITHUB", server.address)
@@ -239,7 +184,3 @@ def test_a_copy_of_the_released_file_becomes_the_released_bank(ogkd, tmp_path):
     copy.write_bytes(released_source())
     assert ogkd("prompts", "fetch", copy).code == 0
     assert ogkd("prompts", "show", "released").code == 0
-    out = tmp_path / "bank.json"
-    words = ("--classes", "cataract", "--out", out)
-    assert ogkd("prompts", "new", "--from", copy, *words).code == 0
-    assert len(json.loads(out.read_text())["cataract"]) == 50

@@ -145,7 +145,7 @@ COMMANDS = (
     Command("methods", "methods"),
     Command("methods-ogkd-json", "methods ogkd --json", "json"),
     Command("backbones", "backbones list"),
-    Command("prompts-check", "prompts check busi --backbone builtin"),
+    Command("prompts-check", "prompts check busi"),
     Command("prompts-show", "prompts show busi 'normal scan'"),
     # benchmark
     Command("bench-run", "bench run grid.toml --workers 0 -o runs"),

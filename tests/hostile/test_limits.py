@@ -87,11 +87,8 @@ ADDRESSES = ("http://[::1", "https://", "http://a\x00b", "https://" + "x" * 70_0
 
 @pytest.mark.parametrize("url", ADDRESSES, ids=range(len(ADDRESSES)))
 def test_an_invalid_url_is_refused(url, tmp_path):
-    for error, attempt in (
-        (DataError, lambda: download(url, tmp_path / "file")),
-        (ConfigError, lambda: chat(url, "model")),
-    ):
-        with pytest.raises(error) as caught:
+    for attempt in (lambda: download(url, tmp_path / "file"), lambda: chat(url, "model")):
+        with pytest.raises(DataError) as caught:
             attempt()
         assert caught.value.argument == "url"
 
@@ -113,7 +110,7 @@ def test_class_names_that_are_not_text_are_refused(name, world):
 @pytest.mark.filterwarnings("ignore::ogkd.errors.OgkdWarning")
 @pytest.mark.parametrize("bank", [{HALF: ["x"], "other": ["y"]}, {"a": ["x"], "other": [HALF]}])
 def test_prompts_that_are_not_text_are_refused(bank, world):
-    with pytest.raises(ConfigError, match="half a character"):
+    with pytest.raises(ConfigError):
         ogkd.fit(world["data"], backbone="builtin", method="zero-shot", prompts=bank)
 
 

@@ -15,8 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import Tokens
-from ogkd.backbones.open_clip_format import OpenClipBackbone, load_open_clip
+from ogkd.backbones.open_clip_format import load_open_clip
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = (
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Case:
-    backbone: OpenClipBackbone
+    backbone: TowersBackbone
     want: dict[str, Tensor]
     texts: list[str]
 

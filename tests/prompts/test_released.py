@@ -60,23 +60,23 @@ def _without(name):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (released_source(_without("debris")), "it has 71 classes, not 72"),
-        (released_source(_without("debris") | {"dust": ["d"] * 50}), "'debris' has 0 texts"),
-        (released_source(released_bank() | {"polyps": ["a"] * 49}), "'polyps' has 49 texts"),
-        (released_source(released_bank() | {"cataract": ["a"] * 50}), "'cataract' has 1 different"),
-        (b"BIOMEDCOOP_TEMPLATES = dict(a=['b'])", "has no dictionary BIOMEDCOOP_TEMPLATES"),
-        (b"BIOMEDCOOP_TEMPLATES = {'a': 'b'}", "has no dictionary BIOMEDCOOP_TEMPLATES"),
-        (b"OTHER = {'a': ['b']}", "has no dictionary BIOMEDCOOP_TEMPLATES"),
-        (b"def (", "is not Python source"),
+        released_source(_without("debris")),
+        released_source(_without("debris") | {"dust": ["d"] * 50}),
+        released_source(released_bank() | {"polyps": ["a"] * 49}),
+        released_source(released_bank() | {"cataract": ["a"] * 50}),
+        *(b"BIOMEDCOOP_TEMPLATES = dict(a=['b'])", b"BIOMEDCOOP_TEMPLATES = {'a': 'b'}"),
+        *(b"OTHER = {'a': ['b']}", b"def ("),
     ],
+    ids=range(8),
 )
-def test_another_file_is_refused_and_nothing_is_stored(tmp_path, content, words):
+def test_another_file_is_refused_and_nothing_is_stored(tmp_path, content):
     path = tmp_path / "copy.py"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError) as caught:
         import_released(path)
+    assert caught.value.argument == "source"
     assert not released_path().exists()
 
 

@@ -3,67 +3,73 @@
 The forward pass is differentiable in the word embeddings and takes its dropout from the caller's
 random streams. It reads transformers' BertModel, or `Bert`: the same layers under the same names,
 without the import, which takes longer than encoding a text.
-
-A training step passes a few dozen tokens through the text tower. A plain product of so few rows
-spends much of its time rearranging the weights into the kernel's layout. Frozen weights never
-change, so `frozen_linear` keeps them in that layout, for the product and for its gradient.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
-from ogkd.backbones._folder import KeyTable, Weights
-from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._towers import attend, empty_embedding, release_pages, tree
-from ogkd.backbones.base import TextDropout
+from ogkd.backbones._folder import FileRecord, Size, Weights
+from ogkd.backbones._frozen import frozen_linear
+from ogkd.backbones._layers import ACTIVATIONS, attend, empty_embedding
+from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.errors import BackboneError
 
-_BERT = "text.transformer."
+BERT_KEYS = "text.transformer"  # of an open_clip file
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
-# With AVX-512 the laid-out product is faster for any number of rows. Without, torch's own is as
-# fast from some number on. Without a gradient, few rows do not repay the laying out.
-MOST_ROWS = 128
-WORTH_IT = 512
 
-_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu_new": partial(nn.GELU, approximate="tanh"),
-    "relu": nn.ReLU,
-}
 
-_packs: WeakKeyDictionary[nn.Linear, Tensor] = WeakKeyDictionary()  # for the product
-_back_packs: WeakKeyDictionary[nn.Linear, Tensor] = WeakKeyDictionary()  # for its gradient
+class BertConfigFile(FileRecord):
+    """config.json of a BERT."""
+
+    model_type: Literal["bert"] = "bert"
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    vocab_size: Size
+    max_position_embeddings: Size = 512
+    type_vocab_size: Size = 2
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
+    hidden_dropout_prob: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    attention_probs_dropout_prob: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    position_embedding_type: Literal["absolute"] = "absolute"
+    is_decoder: Literal[False] = False
 
 
 def derive_bert_config(weights: Weights) -> BertConfigFile:
     """Derive BERT's configuration from the shapes of its weights, for want of a config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
-        return weights.shape(_BERT + key, axes=2)
+        return weights.shape(f"{BERT_KEYS}.{key}.weight", axes=2)
 
-    rows, width = shape("embeddings.word_embeddings.weight")
+    rows, width = shape("embeddings.word_embeddings")
     if width not in _STANDARD_WIDTHS:
         raise BackboneError(f"{weights.file.parent} needs the config.json of its BERT.")
-    prefix = _BERT + "encoder.layer."
-    named = [key.removeprefix(prefix) for key in weights.tensors if key.startswith(prefix)]
     return BertConfigFile(
         hidden_size=width,
-        num_hidden_layers=max((int(key.split(".")[0]) for key in named), default=0) + 1,
+        num_hidden_layers=weights.count(f"{BERT_KEYS}.encoder.layer"),
         num_attention_heads=width // 64,
-        intermediate_size=shape("encoder.layer.0.intermediate.dense.weight")[0],
+        intermediate_size=shape("encoder.layer.0.intermediate.dense")[0],
         vocab_size=rows,
-        max_position_embeddings=shape("embeddings.position_embeddings.weight")[0],
-        type_vocab_size=shape("embeddings.token_type_embeddings.weight")[0],
+        max_position_embeddings=shape("embeddings.position_embeddings")[0],
+        type_vocab_size=shape("embeddings.token_type_embeddings")[0],
     )
+
+
+def _tree(**parts: nn.Module) -> Any:
+    """Modules under one, by the names that they have in a checkpoint."""
+    module = nn.Module()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
 
 
 class Bert(nn.Module):
@@ -75,49 +81,52 @@ class Bert(nn.Module):
         width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
 
         def output(size: int) -> Any:
-            return tree(dense=nn.Linear(size, width), LayerNorm=nn.LayerNorm(width, eps))
+            return _tree(dense=nn.Linear(size, width), LayerNorm=nn.LayerNorm(width, eps))
 
         def layer() -> Any:
             queries = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
-            dense, act = nn.Linear(width, inner), _ACTIVATIONS[config.hidden_act]()
-            return tree(
-                attention=tree(self=tree(**queries), output=output(width)),
-                intermediate=tree(dense=dense, intermediate_act_fn=act),
+            dense, act = nn.Linear(width, inner), ACTIVATIONS[config.hidden_act]()
+            return _tree(
+                attention=_tree(self=_tree(**queries), output=output(width)),
+                intermediate=_tree(dense=dense, intermediate_act_fn=act),
                 output=output(inner),
             )
 
-        self.embeddings: Any = tree(
+        self.embeddings: Any = _tree(
             word_embeddings=empty_embedding(config.vocab_size, width),
             position_embeddings=empty_embedding(config.max_position_embeddings, width),
             token_type_embeddings=empty_embedding(config.type_vocab_size, width),
             LayerNorm=nn.LayerNorm(width, eps),
         )
         layers = nn.ModuleList(layer() for _ in range(config.num_hidden_layers))
-        self.encoder = tree(layer=layers)
+        self.encoder = _tree(layer=layers)
         if pooler:
             dense = OrderedDict(dense=nn.Linear(width, width), activation=nn.Tanh())
             self.pooler = nn.Sequential(dense)
 
 
-class TextTower(nn.Module):
+class BertTower(nn.Module):
     """Map word embeddings [B, L, w] to one projected feature per text."""
 
-    def __init__(self, config: OpenClipConfig, bert: BertConfigFile) -> None:
-        super().__init__()
-        if bert.hidden_size % bert.num_attention_heads:
-            raise BackboneError(
-                f"hidden_size {bert.hidden_size} in config.json is not a multiple of "
-                f"num_attention_heads {bert.num_attention_heads}."
-            )
-        self.pooling = config.text_cfg.hf_pooler_type
-        self.bert = Bert(bert, pooler=self.pooling == "cls_pooler")
-        self.proj = _projection(config, bert.hidden_size)
+    pads_fully = False
 
-    def forward(self, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None) -> Tensor:
+    def __init__(self, bert: BertConfigFile, embed_dim: int, *, pooling: str, proj: str) -> None:
+        super().__init__()
+        self.pooling = pooling  # open_clip's hf_pooler_type
+        self.bert = Bert(bert, pooler=pooling == "cls_pooler")
+        self.proj = _projection(proj, bert.hidden_size, embed_dim)
+
+    @property
+    def words(self) -> nn.Embedding:
+        table: nn.Embedding = self.bert.embeddings.word_embeddings
+        return table
+
+    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
         """Features [B, d], not normalised."""
         first_only = self.pooling not in ("mean_pooler", "max_pooler")
-        hidden = bert_hidden(self.bert, embeddings, mask, dropout, first_only=first_only)
-        return self.proj(self._pool(hidden, mask))  # type: ignore[no-any-return]
+        hidden = bert_hidden(self.bert, embeddings, tokens.mask, dropout, first_only=first_only)
+        features: Tensor = self.proj(self._pool(hidden, tokens.mask))
+        return features
 
     def _pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
         if self.pooling == "mean_pooler":
@@ -130,18 +139,16 @@ class TextTower(nn.Module):
         return hidden[:, 0]
 
 
-def _projection(config: OpenClipConfig, width: int) -> nn.Module:
-    out, kind = config.embed_dim, config.text_cfg.hf_proj_type
+def _projection(kind: str, width: int, out: int) -> nn.Module:
+    """open_clip's hf_proj_type: "linear", "mlp" or "none"."""
+    if kind == "none":
+        return nn.Identity()
     if kind == "linear":
         return nn.Linear(width, out, bias=False)
-    if kind == "mlp":
-        middle = (width + out) // 2
-        return nn.Sequential(
-            nn.Linear(width, middle, bias=False), nn.GELU(), nn.Linear(middle, out, bias=False)
-        )
-    if width != out:
-        raise BackboneError(f"The text tower is {width} wide, but embed_dim is {out}.")
-    return nn.Identity()
+    middle = (width + out) // 2
+    return nn.Sequential(
+        nn.Linear(width, middle, bias=False), nn.GELU(), nn.Linear(middle, out, bias=False)
+    )
 
 
 def bert_hidden(
@@ -231,77 +238,3 @@ def _attention(
     keys = None if rows.indices is None else rows.mask[:, None, None, :]
     mixed = attend(query, key, value, mask=keys, dropout=dropout, rate=rate)
     return queries.take(mixed.transpose(1, 2).flatten(2)), asking
-
-
-def text_table(tower: TextTower, prefix: str) -> KeyTable:
-    """Map keys of the file to parameters of `tower`, whose name in the whole model is `prefix`.
-
-    Both sides follow transformers, so BERT's keys differ only by the prefix.
-    """
-    table = {f"{_BERT}{key}": (f"{prefix}bert.{key}",) for key, _ in tower.bert.named_parameters()}
-    for key, _ in tower.proj.named_parameters():
-        table[f"text.proj.{key}"] = (f"{prefix}proj.{key}",)
-    return table
-
-
-def frozen_linear(layer: nn.Linear, values: Tensor) -> Tensor:
-    """Compute `layer(values)` for a frozen layer, faster for a gradient or for many rows.
-
-    Which product it is depends on the values alone, not on what was computed before: their
-    last bits differ.
-    """
-    if not _packable(layer, values):
-        return functional.linear(values, layer.weight, layer.bias)
-    if layer not in _packs:
-        _packs[layer] = _pack(layer.weight.detach())
-    if not values.requires_grad:
-        return _product(values.contiguous(), _packs[layer], layer.bias)
-    if layer not in _back_packs:
-        _back_packs[layer] = _pack(layer.weight.detach().mT.contiguous())
-        release_pages([layer.weight])  # there are two copies of it now
-    product: Tensor = _PackedLinear.apply(  # type: ignore[no-untyped-call]
-        values, _packs[layer], _back_packs[layer], layer.bias
-    )
-    return product
-
-
-def _packable(layer: nn.Linear, values: Tensor) -> bool:
-    weight, rows = layer.weight, values.numel() // values.shape[-1]
-    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return (
-        values.device.type == "cpu"
-        and values.dtype == weight.dtype == torch.float32
-        and not weight.requires_grad
-        and (wide or rows <= MOST_ROWS if values.requires_grad else wide and rows >= WORTH_IT)
-        and min(weight.shape) >= 128  # small layers gain nothing
-        and _supported()
-    )
-
-
-def _supported() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(
-        torch.ops.mkldnn, "_reorder_linear_weight"
-    )
-
-
-def _pack(weight: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS // 4)
-    return packed
-
-
-def _product(values: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(values, packed, bias, "none", [], "")
-    return product
-
-
-class _PackedLinear(torch.autograd.Function):
-    """v W' + b, differentiable in v alone."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, there: Tensor, back: Tensor, bias: Tensor) -> Tensor:
-        ctx.back = back
-        return _product(values.contiguous(), there, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        return _product(gradients[0].contiguous(), ctx.back, None), None, None, None

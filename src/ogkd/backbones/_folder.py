@@ -11,12 +11,13 @@ import json
 import pickle
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -27,13 +28,51 @@ from ogkd.files import sha256_file
 
 # A key of the file -> the parameters it fills, stacked along their first axis in the file.
 KeyTable = Mapping[str, tuple[str, ...]]
-FAMILIES = ("clip", "siglip")  # model types of the transformers format
+# A number in a configuration; the vocabulary of any known model is smaller than the largest.
+Size = Annotated[int, Field(gt=0, le=2_000_000)]
+Record = TypeVar("Record", bound=BaseModel)
 
 _WORTH_REMEMBERING = 2**24  # bytes
 _TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
 _SHOWN = 8  # keys listed in a message
-_LARGEST = 2_000_000  # number in a configuration: the vocabulary of any known model is smaller
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
+
+
+class Format(NamedTuple):
+    """A layout of model folders: the value in a JSON file that tells it, and its weight files."""
+
+    marker: str
+    keys: tuple[str, ...]
+    values: tuple[str, ...]  # any value, if empty
+    weights: tuple[str, ...]  # the first one that is there is read
+
+
+# Some repositories have several; open_clip's own towers can only be read as a CLIPModel.
+FORMATS = {
+    "open_clip": Format(
+        "open_clip_config.json",
+        ("model_cfg", "vision_cfg", "timm_model_name"),
+        (),
+        (
+            "open_clip_model.safetensors",
+            "open_clip_pytorch_model.safetensors",
+            "open_clip_pytorch_model.bin",
+        ),
+    ),
+    "transformers": Format(
+        "config.json",
+        ("model_type",),
+        ("clip", "siglip"),
+        ("model.safetensors", "pytorch_model.bin"),
+    ),
+}
+FORMAT_HELP = "open_clip_config.json of a timm tower, and no config.json of clip or siglip"
+
+
+class FileRecord(BaseModel):
+    """What is read of a JSON file; the rest of the file is ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -47,13 +86,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_sizes(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a configuration of a network that does not exist, before any of it is built."""
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            check_sizes(value, path)
-        elif isinstance(value, int | float) and value > _LARGEST:
-            raise BackboneError(f"{path} has {key} = {value:g}, more than any known model has.")
+def parse_record(kind: type[Record], raw: Any, path: Path) -> Record:
+    """`raw` as a typed record, or say which values of the file are not supported."""
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()[:4]
+        )
+        raise BackboneError(f"{path} is not supported: {problems}.") from error
 
 
 def peek(path: Path, *keys: str) -> Any:
@@ -68,22 +109,20 @@ def peek(path: Path, *keys: str) -> Any:
 
 
 def detect_format(folder: Path) -> str | None:
-    """The format of the model in a folder; None if it contains no model."""
-    config = folder / "open_clip_config.json"
-    transformers = peek(folder / "config.json", "model_type") in FAMILIES
-    # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
-    if config.is_file() and not (
-        transformers and peek(config, "model_cfg", "vision_cfg", "timm_model_name") is None
-    ):
-        return "open_clip"
-    return "transformers" if transformers else None
+    """The format of the model in a folder; None if it contains no model that can be read."""
+    for name, kind in FORMATS.items():
+        value = peek(folder / kind.marker, *kind.keys)
+        if value in kind.values if kind.values else value is not None:
+            return name
+    return None
 
 
-def find_weights(folder: Path, names: Sequence[str]) -> Path:
-    """The first of the files `names` that is in `folder`."""
-    for file in names:
-        if (folder / file).is_file():
-            return folder / file
+def find_weights(folder: Path, kind: str) -> Path:
+    """The weight file of a folder in this format."""
+    names = FORMATS[kind].weights
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
     raise BackboneError(f"{folder} has no weight file {' or '.join(names)}.")
 
 
@@ -102,6 +141,11 @@ class Weights:
         if len(shape) != axes or 0 in shape:
             raise _misfit(self.file, wrong=[f"{key} is {list(shape)}, expected {axes} axes"])
         return shape
+
+    def count(self, prefix: str) -> int:
+        """The number of blocks: one more than the largest number after `prefix`."""
+        matches = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", key) for key in self.tensors)
+        return max((int(match[1]) for match in matches if match), default=0) + 1
 
 
 def read_weights(path: Path) -> Weights:
@@ -159,6 +203,27 @@ def _state(path: Path) -> list[int]:
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
+def key_table(model: nn.Module, names: Mapping[str, str]) -> KeyTable:
+    """Expand `names`, which maps modules or tensors of the file to those of `model`.
+
+    A `*` stands for the number of a block. Several names of the model, separated by spaces, are
+    stacked in the file. A module of the model that is absent or has no parameters has no keys.
+    """
+    table: dict[str, tuple[str, ...]] = {}
+    parameters = [name for name, _ in model.named_parameters()]
+    for theirs, ours in names.items():
+        targets = ours.split()
+        start = re.escape(targets[0]).replace(r"\*", r"(?P<number>\d+)")
+        pattern = re.compile(rf"{start}(?P<rest>\..+)?")
+        for match in filter(None, map(pattern.fullmatch, parameters)):
+            number = match.groupdict().get("number", "")
+            key, *filled = (
+                name.replace("*", number) + (match["rest"] or "") for name in (theirs, *targets)
+            )
+            table[key] = tuple(filled)
+    return table
+
+
 def assign_weights(
     model: nn.Module, weights: Weights, table: KeyTable, *, ignored: Collection[str] = ()
 ) -> None:
@@ -170,19 +235,19 @@ def assign_weights(
     for key, targets in table.items():
         if key not in state:
             continue
-        tensor = state[key]
-        first = parameters[targets[0]]
-        sizes = [parameters[target].shape[0] if first.dim() else 1 for target in targets]
-        expected = (sum(sizes), *first.shape[1:]) if first.dim() else ()
-        same_scalar = expected == () and tensor.numel() == 1
-        if (tensor.shape != expected and not same_scalar) or not tensor.is_floating_point():
+        tensor, shapes = state[key], [parameters[target].shape for target in targets]
+        expected = list(shapes[0])
+        if len(targets) > 1:
+            expected[0] = sum(shape[0] for shape in shapes)
+        # Axes of length one are a matter of taste: [w] may be stored as [1, 1, w].
+        if not tensor.is_floating_point() or _squeezed(tensor.shape) != _squeezed(expected):
             kind = str(tensor.dtype).removeprefix("torch.")
-            wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {list(expected)}")
+            wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {expected}")
             continue
         value = tensor.to(torch.float32)
-        pieces = value.split(sizes) if len(targets) > 1 else (value,)
-        for target, piece in zip(targets, pieces, strict=True):
-            new[target] = piece.reshape(parameters[target].shape)
+        pieces = value.split([shape[0] for shape in shapes]) if len(targets) > 1 else (value,)
+        for target, piece, shape in zip(targets, pieces, shapes, strict=True):
+            new[target] = piece.reshape(shape)
     missing = [key for key in table if key not in state]
     unexpected = [key for key in state if key not in table and key not in ignored]
     if missing or unexpected or wrong:
@@ -190,53 +255,8 @@ def assign_weights(
     model.load_state_dict(new, strict=True, assign=True)
 
 
-def load_into_transformers(model_class: Any, config: dict[str, Any], weights: Weights) -> Any:
-    """Build `model_class` in float32 from exactly these tensors.
-
-    transformers renames the keys that its own releases have renamed, and skips the stored
-    position ids of old checkpoints; every other difference is named in the error.
-    """
-    with _quiet_transformers():
-        try:
-            model, info = model_class.from_pretrained(
-                None,
-                config=model_class.config_class.from_dict(config),
-                state_dict=dict(weights.tensors),
-                dtype=torch.float32,
-                ignore_mismatched_sizes=True,  # so that all of them are reported, below
-                output_loading_info=True,
-            )
-        except Exception as error:  # transformers raises many kinds for a bad configuration
-            if out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BackboneError(
-                f"The config.json for {weights.file} describes no {model_class.__name__}: {reason}."
-            ) from error
-    wrong = [
-        f"{key} is {list(stored)}, expected {list(wanted)}"
-        for key, stored, wanted in info["mismatched_keys"]
-    ]
-    problems = [sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(wrong)]
-    if any(problems):
-        raise _misfit(weights.file, *problems)
-    return model
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars, advice and load report: our errors say what is wrong."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+def _squeezed(shape: Sequence[int]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 def _misfit(

@@ -10,22 +10,18 @@ import hashlib
 import html
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from ogkd.backbones._open_clip_config import (
-    BertConfigFile,
-    TextConfig,
-    TokenizerSettings,
-    read_tokenizer_settings,
-)
+from ogkd.backbones._folder import FileRecord, parse_record, read_json
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
 
@@ -50,6 +46,11 @@ class Tokenizer:
     prepare: Callable[[str], str]  # applied to a text first
     digest: str = ""
 
+    def __post_init__(self) -> None:
+        # Padding and truncation are done here, not by the library.
+        self.backend.no_padding()
+        self.backend.no_truncation()
+
     def pieces(self, text: str) -> list[int]:
         return list(self.backend.encode(self.prepare(text), add_special_tokens=False).ids)
 
@@ -65,127 +66,119 @@ class Tokenizer:
         return Tokens(ids, mask)
 
 
-def mismatch(problem: str) -> BackboneError:
-    return BackboneError(f"Tokenizer mismatch: {problem}.")
-
-
 def clean_text(text: str) -> str:
     """Undo HTML entities and typography, and collapse white space, as open_clip does."""
     text = html.unescape(html.unescape(text)).translate(_PLAIN)
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 
-def folder_tokenizer(
-    folder: Path, *, vocabulary: int, pad_id: int | None, prepare: Callable[[str], str] = str
-) -> Tokenizer:
-    """Read the tokenizer.json (or vocabulary files) of a transformers folder.
+def _token_text(value: Any) -> Any:
+    # A token is written as its text, or as an object that describes it.
+    return value.get("content") if isinstance(value, dict) else value
 
-    `vocabulary` is the number of rows of the embedding matrix; `pad_id` is used if the folder
-    names no padding token.
+
+_Token = Annotated[str, BeforeValidator(_token_text)]
+
+
+class TokenizerSettings(FileRecord):
+    """tokenizer_config.json, over special_tokens_map.json."""
+
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+    cls_token: _Token = "[CLS]"
+    sep_token: _Token = "[SEP]"
+    pad_token: _Token = "[PAD]"
+    unk_token: _Token = "[UNK]"
+
+
+def _read_settings(folder: Path) -> TokenizerSettings:
+    raw: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            raw |= read_json(folder / file)
+    # null means that a setting is absent (and for strip_accents, its default).
+    raw = {key: value for key, value in raw.items() if value is not None}
+    return parse_record(TokenizerSettings, raw, folder / "tokenizer_config.json")
+
+
+def folder_tokenizer(
+    folder: Path, *, rows: int, pad_id: int | None, prepare: Callable[[str], str] = str
+) -> Tokenizer:
+    """Read the tokenizer.json, or vocab.json and merges.txt, of a transformers folder.
+
+    `rows` is the number of embeddings; `pad_id` is used if the folder names no padding token.
     """
-    backend = _unbounded(_read_backend(folder))
-    _check_vocabulary(backend, vocabulary, folder)
-    settings = read_tokenizer_settings(folder)
+    _, backend = _read_backend(folder, rows)
+    settings = _read_settings(folder)
     named = "pad_token" in settings.model_fields_set
     padding = backend.token_to_id(settings.pad_token) if named else None
     if padding is None:
-        padding = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
-    return Tokenizer(backend, *_special_tokens(backend, folder), int(padding), prepare)
-
-
-def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Tokenizer:
-    """Build the tokenizer of an open_clip folder and check that it fits the text tower."""
-    options = dict(text.tokenizer_kwargs or {})
-    if options.pop("clean", "whitespace") != "whitespace" or options:
-        raise mismatch(f"{folder}: tokenizer_kwargs {text.tokenizer_kwargs} are not supported")
-    if text.context_length > bert.max_position_embeddings:
-        raise mismatch(
-            f"{folder}: context_length {text.context_length} is more than the text tower's "
-            f"{bert.max_position_embeddings} positions"
-        )
-    settings = read_tokenizer_settings(folder)
-    source, backend = _wordpiece(folder, settings)
-    special = {}
-    for role in ("cls", "sep", "pad", "unk"):
-        token = getattr(settings, f"{role}_token")
-        special[role] = backend.token_to_id(token)
-        if special[role] is None:
-            raise mismatch(f"{source} has no token {token}, which the text tower needs")
-    _check_vocabulary(backend, bert.vocab_size, source)
-    if special["pad"] != bert.pad_token_id:
-        raise mismatch(
-            f"{source} pads with id {special['pad']}, but config.json has pad_token_id "
-            f"{bert.pad_token_id}"
-        )
-    used = settings.model_dump_json().encode()
-    return Tokenizer(
-        _unbounded(backend),
-        leading=(special["cls"],),
-        trailing=(special["sep"],),
-        pad_id=special["pad"],
-        prepare=clean_text,
-        digest=hashlib.sha256(source.read_bytes() + used).hexdigest(),
-    )
-
-
-def _unbounded(backend: Any) -> Any:
-    """Padding and truncation are done here, not by the library."""
-    backend.no_padding()
-    backend.no_truncation()
-    return backend
-
-
-def _check_vocabulary(backend: Any, rows: int, source: Path) -> None:
-    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-    if largest >= rows:
-        raise mismatch(
-            f"{source} has ids up to {largest}, but the text tower has only {rows} embeddings"
-        )
-
-
-def _special_tokens(backend: Any, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the tokenizer itself puts before and after a text."""
+        padding = pad_id if pad_id is not None and 0 <= pad_id < rows else 0
+    tokenizer = Tokenizer(backend, (), (), int(padding), prepare)
+    # What the tokenizer itself puts before and after a text.
     bare = backend.encode("a photo", add_special_tokens=False).ids
     full = backend.encode("a photo").ids
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
-            return tuple(full[:start]), tuple(full[start + len(bare) :])
-    raise mismatch(f"{folder} changes the ids of a text when it adds its special tokens")
+            leading, trailing = full[:start], full[start + len(bare) :]
+            return replace(tokenizer, leading=tuple(leading), trailing=tuple(trailing))
+    raise BackboneError(f"{folder} changes the ids of a text when it adds its special tokens.")
 
 
-def _read_backend(folder: Path) -> Any:
-    path = folder / "tokenizer.json"
-    try:
-        if path.is_file():
-            return Backend.from_file(str(path))
-        if (folder / "vocab.txt").is_file() or (folder / "merges.txt").is_file():
-            from transformers import AutoTokenizer
-
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    except Exception as error:  # tokenizers raises bare Exception
-        raise BackboneError(f"The tokenizer in {folder} cannot be read: {error}.") from error
-    raise BackboneError(f"{folder} has no tokenizer.json, no vocab.txt and no merges.txt.")
-
-
-def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
-    """BERT's tokenizer and the file that it was read from."""
-    fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
-    file = fast if fast.is_file() else plain
-    try:
-        if file == fast:
-            backend: Any = Backend.from_file(str(fast))
-        else:
-            backend = BertWordPieceTokenizer(str(plain))._tokenizer
-    except Exception as error:  # tokenizers raises bare Exception
-        raise BackboneError(f"The tokenizer {file} cannot be read: {error}.") from error
-    if not isinstance(backend.model, WordPiece):
-        raise mismatch(f"{fast} is not of BERT's kind (WordPiece)")
+def bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
+    """Build the tokenizer of an open_clip folder whose BERT has `rows` embeddings."""
+    settings = _read_settings(folder)
+    source, backend = _read_backend(folder, rows, wordpiece=True)
     # The letter case of tokenizer_config.json takes precedence, as in transformers.
-    if file == plain or settings.model_fields_set & {"do_lower_case", "strip_accents"}:
+    if source.suffix == ".txt" or settings.model_fields_set & {"do_lower_case", "strip_accents"}:
         backend.normalizer = normalizers.BertNormalizer(
             clean_text=True,
             handle_chinese_chars=settings.tokenize_chinese_chars,
             strip_accents=settings.strip_accents,
             lowercase=settings.do_lower_case,
+        )
+    ids = []
+    for role in ("cls", "sep", "pad", "unk"):
+        token = getattr(settings, f"{role}_token")
+        ids.append(backend.token_to_id(token))
+        if ids[-1] is None:
+            raise BackboneError(f"{source} has no token {token}, which the text tower needs.")
+    used = settings.model_dump_json().encode()
+    return Tokenizer(
+        backend,
+        leading=(ids[0],),
+        trailing=(ids[1],),
+        pad_id=ids[2],
+        prepare=clean_text,
+        digest=hashlib.sha256(source.read_bytes() + used).hexdigest(),
+    )
+
+
+def _read_backend(folder: Path, rows: int, *, wordpiece: bool = False) -> tuple[Path, Any]:
+    """The file of a tokenizer and the tokenizer itself, whose ids fit into `rows` embeddings."""
+    names = ("tokenizer.json", "vocab.txt") if wordpiece else ("tokenizer.json", "merges.txt")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise BackboneError(f"{folder} has no {' and no '.join(names)}.")
+    backend: Any
+    try:
+        if file.suffix == ".json":
+            backend = Backend.from_file(str(file))
+        elif wordpiece:
+            backend = BertWordPieceTokenizer(str(file))._tokenizer
+        else:
+            from transformers import AutoTokenizer
+
+            loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            backend = loaded.backend_tokenizer
+    except Exception as error:  # tokenizers raises bare Exception
+        raise BackboneError(f"The tokenizer {file} cannot be read: {error}.") from error
+    if wordpiece and not isinstance(backend.model, WordPiece):
+        raise BackboneError(f"{file} is not a WordPiece tokenizer, as BERT has.")
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= rows:
+        raise BackboneError(
+            f"{file} has ids up to {largest}, but the text tower has only {rows} embeddings."
         )
     return file, backend

@@ -1,21 +1,20 @@
 """The known backbones: those of catalog.toml, and those that other packages add.
 
-A package adds backbones by an entry point in the group `ogkd.backbones`. It resolves either to
-the path of a catalogue file, or to a function `(device) -> Backbone`, which is then known under
-the entry point's name.
+A package adds a backbone by an entry point in the group `ogkd.backbones`: a function
+`(device) -> Backbone`, which is then known under the entry point's name, or a module that calls
+`register_backbone`.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from ogkd import plugins
 from ogkd.errors import BackboneError, OgkdError, did_you_mean
@@ -59,22 +58,6 @@ class Record(BaseModel):
         """Where its files are stored once fetched."""
         return cache_dir() / "backbones" / self.name.replace("/", "--")
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.hub_id is None) != (self.format in ("builtin", "plugin")):
-            raise ValueError("every backbone but the built-in one needs a hub_id")
-        if (self.sha256 or self.size) and not self.weights:
-            raise ValueError("sha256 and size belong to a file: name it in `weights`")
-        return self
-
-
-def read_catalog(path: Path) -> dict[str, Record]:
-    try:
-        tables = read_toml(path)
-        return {name: Record(name=name, **table) for name, table in tables.items()}
-    except (OSError, ValueError, TypeError) as error:  # pydantic's are ValueErrors
-        raise BackboneError(f"The catalogue {path} cannot be used: {error}") from error
-
 
 def register_backbone(name: str, loader: Loader) -> None:
     """Make a backbone available under `name` in this process; `loader` takes a torch.device.
@@ -92,10 +75,10 @@ def register_backbone(name: str, loader: Loader) -> None:
 
 
 def catalog() -> dict[str, Record]:
-    added = _installed_catalog()  # registers loaders too
+    _register_installed()
     about = {"format": "plugin", "licence": _SEE, "modality": _SEE}
     functions = {name: Record.model_validate({"name": name, **about}) for name in loaders}
-    return {**_own_catalog(), **added, **functions}
+    return {**_own_catalog(), **functions}
 
 
 def find_record(name: str) -> Record | None:
@@ -123,24 +106,18 @@ def hub_record(hub_id: str) -> Record:
 
 @functools.cache
 def _own_catalog() -> dict[str, Record]:
-    return read_catalog(Path(__file__).with_name("catalog.toml"))
+    tables = read_toml(Path(__file__).with_name("catalog.toml"))
+    return {name: Record(name=name, **table) for name, table in tables.items()}
 
 
 @functools.cache
-def _installed_catalog() -> dict[str, Record]:
-    """Read the catalogues of other packages and register their loaders, once per process."""
-    installed: dict[str, Record] = {}
+def _register_installed() -> None:
+    """Register the loaders of other packages, once per process."""
     for what, name, value in plugins.installed(plugins.BACKBONES):
         try:
-            if isinstance(value, str | os.PathLike):
-                records = read_catalog(Path(value))
-                if twice := sorted(records.keys() & (_own_catalog().keys() | installed.keys())):
-                    raise BackboneError(f"There is already a backbone called '{twice[0]}'")
-                installed |= records
-            elif callable(value):
+            if callable(value):
                 register_backbone(name, value)
             elif not isinstance(value, ModuleType):  # a module registers its own
-                raise BackboneError(f"it is {type(value).__name__}, not a path or a function")
-        except (OSError, OgkdError) as error:
+                raise BackboneError(f"it is {type(value).__name__}, not a function")
+        except OgkdError as error:
             raise BackboneError(f"{what} cannot be used: {error}. Fix or uninstall it.") from error
-    return installed

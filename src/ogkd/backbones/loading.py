@@ -7,13 +7,17 @@ from pathlib import Path
 
 import torch
 
-from ogkd.backbones._folder import FAMILIES, detect_format
+from ogkd.backbones._folder import FORMAT_HELP, detect_format
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.builtin import BUILTIN_FOLDER
 from ogkd.backbones.catalog import Record, find_record, hub_record, loaders
 from ogkd.backbones.engines import require_engine, with_engine
+from ogkd.backbones.open_clip_format import load_open_clip
+from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
+
+_LOADERS = {"open_clip": load_open_clip, "transformers": load_transformers}
 
 
 def load_backbone(
@@ -58,8 +62,6 @@ def _load(wanted: str | Path, device: torch.device) -> Backbone:
 @cache
 def load_builtin(*, device: torch.device) -> Backbone:
     """Load the built-in model, without a network; once per device and process."""
-    from ogkd.backbones.transformers_format import load_transformers
-
     return load_transformers(BUILTIN_FOLDER, name="builtin", device=device)
 
 
@@ -81,20 +83,10 @@ def resolve(wanted: str | Path) -> Record | Path:
 
 def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
     """Load the model in a local folder, whatever its format, without a network."""
-    kind = detect_format(folder)
-    if kind == "open_clip":
-        from ogkd.backbones.open_clip_format import load_open_clip
-
-        return load_open_clip(folder, name=name, device=device)
-    if kind == "transformers":
-        from ogkd.backbones.transformers_format import load_transformers
-
-        return load_transformers(folder, name=name, device=device)
-    raise BackboneError(
-        f"{folder} has neither open_clip_config.json nor a config.json with model_type "
-        f"{', '.join(FAMILIES)}.",
-        argument="backbone",
-    )
+    load = _LOADERS.get(detect_format(folder) or "")
+    if load is None:
+        raise BackboneError(f"{folder} has no {FORMAT_HELP}.", argument="backbone")
+    return load(folder, name=name, device=device)
 
 
 def resolve_device(device: str) -> torch.device:

@@ -7,103 +7,242 @@ configuration is ever looked up on the network.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor, nn
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PositiveFloat
 
-from ogkd.backbones._bert import TextTower, derive_bert_config, text_table
-from ogkd.backbones._folder import assign_weights, backbone_digest, find_weights, read_weights
-from ogkd.backbones._open_clip_config import (
-    BertConfigFile,
-    OpenClipConfig,
-    read_bert_config,
-    read_open_clip_config,
-    read_timm_config,
+from ogkd.backbones._bert import BERT_KEYS, BertConfigFile, BertTower, derive_bert_config
+from ogkd.backbones._folder import (
+    FileRecord,
+    Size,
+    Weights,
+    assign_weights,
+    backbone_digest,
+    find_weights,
+    key_table,
+    parse_record,
+    read_json,
+    read_weights,
 )
 from ogkd.backbones._tokenizer import bert_tokenizer
-from ogkd.backbones._towers import TowersBackbone, deep_parts
-from ogkd.backbones._vit import ImageTower, VisionSpec, vision_spec, vision_table
-from ogkd.backbones.base import TextDropout, Tokens
-from ogkd.images.transforms import Preprocessing
+from ogkd.backbones._towers import Towers, TowersBackbone
+from ogkd.backbones._vit import ImageTower, VisionSpec
+from ogkd.errors import BackboneError
+from ogkd.images.transforms import CLIP_MEAN, CLIP_STD, Preprocessing
 
-_WEIGHTS = (
-    "open_clip_model.safetensors",
-    "open_clip_pytorch_model.safetensors",
-    "open_clip_pytorch_model.bin",
-)
+_CONFIG = "open_clip_config.json"
+_NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
+# width, depth, heads
+_SIZES = {
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+    "huge": (1280, 32, 16),
+}
+_TRUNK = "visual.trunk."
+_BLOCK, _OURS = f"{_TRUNK}blocks.*.", "image.blocks.*."
+_KEYS = {
+    f"{_TRUNK}cls_token": "image.cls_token",
+    f"{_TRUNK}pos_embed": "image.pos_embed",
+    f"{_TRUNK}patch_embed.proj": "image.patch_embed",
+    f"{_BLOCK}norm1": f"{_OURS}norm1",
+    f"{_BLOCK}attn.qkv": f"{_OURS}query {_OURS}key {_OURS}value",
+    f"{_BLOCK}attn.proj": f"{_OURS}proj",
+    f"{_BLOCK}ls1": f"{_OURS}ls1",
+    f"{_BLOCK}norm2": f"{_OURS}norm2",
+    f"{_BLOCK}mlp.fc1": f"{_OURS}fc1",
+    f"{_BLOCK}mlp.fc2": f"{_OURS}fc2",
+    f"{_BLOCK}ls2": f"{_OURS}ls2",
+    f"{_TRUNK}norm": "image.norm",
+    f"{_TRUNK}fc_norm": "image.late_norm",
+    BERT_KEYS: "text.bert",
+    "text.proj": "text.proj",
+    "logit_scale": "logit_scale",
+}
+_HEADS = {"linear": "visual.head.proj", "mlp": "visual.head.mlp", "trunk": f"{_TRUNK}head"}
 # Positions (0, 1, 2, ...), which older versions of transformers saved; and a constant that a
 # sigmoid-trained model adds to all logits, which cancels in a softmax.
-_IGNORED = ("text.transformer.embeddings.position_ids", "logit_bias")
+_IGNORED = (f"{BERT_KEYS}.embeddings.position_ids", "logit_bias")
 
 
-class _Model(nn.Module):
-    def __init__(self, spec: VisionSpec, config: OpenClipConfig, bert: BertConfigFile) -> None:
-        super().__init__()
-        self.image = ImageTower(spec)
-        self.text = TextTower(config, bert)
-        self.logit_scale = nn.Parameter(torch.empty(()))
+def _none_is(word: str) -> BeforeValidator:
+    # open_clip sometimes writes null or "" for a default.
+    return BeforeValidator(lambda value: word if value in (None, "") else value)
 
 
-class OpenClipBackbone(TowersBackbone):
-    """A timm ViT and a BERT."""
+def _one_side(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return value
 
-    model: _Model
 
-    def _image_sizes(self) -> tuple[int, int]:
-        return self.model.image.spec.embed_dim, self.model.image.spec.grid
+class VisionConfig(FileRecord):
+    timm_model_name: str
+    timm_pool: Annotated[Literal["default", "avg", "token"], _none_is("default")] = "avg"
+    # "trunk": open_clip leaves the projection to timm's own classifier layer.
+    timm_proj: Annotated[Literal["linear", "mlp", "none", "trunk"], _none_is("trunk")] = "linear"
+    timm_proj_bias: bool = False
+    image_size: Annotated[Size, BeforeValidator(_one_side)] = 224
 
-    def _deep_parts(self) -> tuple[int, ...]:
-        tower = self.model.image
-        depth, width = tower.spec.depth, tower.spec.width
-        return deep_parts(depth, width, class_token=tower.has_class_token)
 
-    def _word_embeddings(self) -> nn.Embedding:
-        embeddings: nn.Embedding = self.model.text.bert.embeddings.word_embeddings
-        return embeddings
+class TextConfig(FileRecord):
+    hf_model_name: str
+    hf_proj_type: Annotated[Literal["linear", "mlp", "none"], _none_is("none")] = "mlp"
+    hf_pooler_type: Annotated[
+        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler", "max_pooler"],
+        _none_is("cls_pooler"),
+    ] = "mean_pooler"
+    context_length: Size = 77
+    tokenizer_mode: Annotated[Literal["plain"], _none_is("plain")] = "plain"
+    tokenizer_kwargs: dict[Literal["clean"], Literal["whitespace"]] | None = None
 
-    def _encode_pixels(
-        self, pixels: Tensor, *, patches: bool, deep: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        features: tuple[Tensor, Tensor | None, Tensor | None]
-        features = self.model.image(pixels, patches=patches, deep=deep)
-        return features
 
-    def _encode_embeddings(
-        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
-    ) -> Tensor:
-        features: Tensor = self.model.text(embeddings, tokens.mask, dropout)
-        return features
+class OpenClipConfig(FileRecord):
+    embed_dim: Size
+    vision_cfg: VisionConfig
+    text_cfg: TextConfig
+
+
+class PreprocessConfig(FileRecord):
+    mode: Literal["RGB"] = "RGB"
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    resize_mode: Literal["shortest", "squash"] = "shortest"
+
+
+class _TimmArgs(BaseModel):
+    # Any other argument changes the network in a way that this loader does not support.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    img_size: Any = None
+    patch_size: Any = None
+    embed_dim: Size | None = None
+    depth: Size | None = None
+    num_heads: Size | None = None
+    mlp_ratio: Size | None = None
+    init_values: float | None = None
+    qkv_bias: bool | None = None
+    class_token: Literal[True] = True
+    global_pool: Literal["token", "avg"] = "token"
+    num_classes: int | None = None
+    fc_norm: bool | None = None
+    dynamic_img_size: bool | None = None
+
+
+class TimmConfigFile(FileRecord):
+    architecture: str
+    model_args: _TimmArgs = _TimmArgs()
+
+
+def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessConfig]:
+    """Read `open_clip_config.json`: the model, and how its images are prepared."""
+    path = folder / _CONFIG
+    raw = read_json(path)
+    preprocess = {k: v for k, v in (raw.get("preprocess_cfg") or {}).items() if v is not None}
+    config = parse_record(OpenClipConfig, raw.get("model_cfg"), path)
+    return config, parse_record(PreprocessConfig, preprocess, path)
+
+
+def read_bert_config(folder: Path) -> BertConfigFile | None:
+    """Read `config.json`; None if there is no such file."""
+    path = folder / "config.json"
+    return parse_record(BertConfigFile, read_json(path), path) if path.exists() else None
+
+
+def _read_timm_config(folder: Path, name: str) -> TimmConfigFile:
+    """Read timm's configuration from `timm/config.json`, or else from the model's name."""
+    folders = [folder / "timm"]
+    if name.startswith("local-dir:"):
+        folders.append(Path(name.removeprefix("local-dir:")))
+    for path in (candidate / "config.json" for candidate in folders):
+        if path.is_file():
+            return parse_record(TimmConfigFile, read_json(path), path)
+    # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
+    return TimmConfigFile(architecture=re.split(r"[:/]", name)[-1].split(".")[0])
+
+
+def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) -> VisionSpec:
+    """Derive the architecture from the shapes of the weights, and from names."""
+    vision, args = config.vision_cfg, timm.model_args
+    if not (match := _NAME.fullmatch(timm.architecture)):
+        raise BackboneError(
+            f"The image tower {timm.architecture} is not one of timm's plain vision transformers."
+        )
+    width, depth, heads = _SIZES[match[1]]
+    width, heads = args.embed_dim or width, args.num_heads or heads
+    pool = args.global_pool if vision.timm_pool == "default" else vision.timm_pool
+    spec = VisionSpec(
+        width=width,
+        depth=args.depth or depth,
+        heads=heads,
+        inner=width * (args.mlp_ratio or 4),
+        patch=weights.shape(f"{_TRUNK}patch_embed.proj.weight", axes=4)[-1],
+        image_size=vision.image_size,
+        embed_dim=config.embed_dim,
+        pool=pool,
+        proj="linear" if vision.timm_proj == "trunk" else vision.timm_proj,
+        proj_bias=vision.timm_proj_bias or vision.timm_proj == "trunk",
+        late_norm=f"{_TRUNK}fc_norm.weight" in weights.tensors,
+        qkv_bias=any(key.endswith(".attn.qkv.bias") for key in weights.tensors),
+        layer_scale=any(key.endswith(".ls1.gamma") for key in weights.tensors),
+    )
+    positions = weights.shape(f"{_TRUNK}pos_embed", axes=3)[1]
+    if positions != spec.grid**2 + 1:
+        raise BackboneError(
+            f"{weights.file} has {positions} position embeddings, but image_size "
+            f"{vision.image_size} in {_CONFIG} needs {spec.grid**2 + 1}."
+        )
+    return spec
+
+
+def open_clip_towers(
+    config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile
+) -> tuple[Towers, dict[str, tuple[str, ...]]]:
+    """The model without weights, and which keys of a file fill it."""
+    text, vision = config.text_cfg, config.vision_cfg
+    towers = {
+        "image": (vision.timm_proj, spec.width),
+        "text": (text.hf_proj_type, bert.hidden_size),
+    }
+    for tower, (proj, width) in towers.items():
+        if proj == "none" and width != config.embed_dim:
+            raise BackboneError(
+                f"The {tower} tower is {width} wide, but embed_dim is {config.embed_dim}."
+            )
+    model = Towers(
+        ImageTower(spec),
+        BertTower(bert, config.embed_dim, pooling=text.hf_pooler_type, proj=text.hf_proj_type),
+    )
+    keys = _KEYS | {_HEADS.get(vision.timm_proj, ""): "image.head"}
+    return model, dict(key_table(model, keys))
 
 
 def load_open_clip(
     folder: Path, *, name: str, device: torch.device, weights: Path | None = None
-) -> OpenClipBackbone:
+) -> TowersBackbone:
     """Load a folder with `open_clip_config.json`, a weight file and a tokenizer.
 
     `weights` replaces the folder's own weight file.
     """
     config, preprocess = read_open_clip_config(folder)
-    stored = read_weights(weights or find_weights(folder, _WEIGHTS))
-    spec = vision_spec(config, read_timm_config(folder, config.vision_cfg), stored)
+    stored = read_weights(weights or find_weights(folder, "open_clip"))
+    spec = vision_spec(config, _read_timm_config(folder, config.vision_cfg.timm_model_name), stored)
     bert = read_bert_config(folder) or derive_bert_config(stored)
-    tokenizer = bert_tokenizer(folder, config.text_cfg, bert)
+    context = config.text_cfg.context_length
+    tokenizer = bert_tokenizer(folder, rows=bert.vocab_size)
+    if context > bert.max_position_embeddings:
+        raise BackboneError(
+            f"{folder}: context_length {context} is more than the text tower's "
+            f"{bert.max_position_embeddings} positions."
+        )
     with torch.device("meta"):  # saves initialising weights that are replaced at once
-        model = _Model(spec, config, bert)
-    table = {
-        **vision_table(model.image, "image."),
-        **text_table(model.text, "text."),
-        "logit_scale": ("logit_scale",),
-    }
+        model, table = open_clip_towers(config, spec, bert)
     assign_weights(model, stored, table, ignored=_IGNORED)
-    record = {
-        "vision": asdict(spec),
-        "text": bert.model_dump(mode="json"),
-        "text_head": config.text_cfg.model_dump(
-            mode="json", include={"hf_proj_type", "hf_pooler_type", "context_length"}
-        ),
-    }
     preprocessing = Preprocessing(
         size=spec.image_size,
         mean=preprocess.mean,
@@ -113,16 +252,42 @@ def load_open_clip(
         resize=preprocess.resize_mode,
     )
     parts = {
-        "model": json.dumps(record, sort_keys=True),
+        "model": json.dumps(_identity(config, spec, bert), sort_keys=True),
         "preprocessing": json.dumps(asdict(preprocessing), sort_keys=True),
         "tokenizer": tokenizer.digest,
     }
-    return OpenClipBackbone(
+    return TowersBackbone(
         model,
         tokenizer,
         preprocessing,
         name=name,
         digest=backbone_digest(stored.file, parts),
-        context_length=config.text_cfg.context_length,
+        context_length=context,
         device=device,
     )
+
+
+def _identity(config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile) -> dict[str, Any]:
+    """The model as the digest sees it: addresses of cached features depend on every letter."""
+    same: tuple[str, ...] = (
+        "width",
+        "depth",
+        "heads",
+        "patch",
+        "image_size",
+        "grid",
+        "layer_scale",
+        "qkv_bias",
+    )
+    same += ("late_norm", "pool", "embed_dim")
+    vision = {name: getattr(spec, name) for name in same} | {
+        "mlp_ratio": spec.inner // spec.width,
+        "proj": config.vision_cfg.timm_proj,
+        "proj_bias": config.vision_cfg.timm_proj_bias,
+    }
+    head = {"hf_proj_type", "hf_pooler_type", "context_length"}
+    return {
+        "vision": vision,
+        "text": bert.model_dump(mode="json"),
+        "text_head": config.text_cfg.model_dump(mode="json", include=head),
+    }

@@ -1,4 +1,4 @@
-"""Folders in transformers' format: CLIPModel and SiglipModel, read without a network."""
+"""Folders in transformers' format: CLIPModel and SiglipModel, read without transformers."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ import string
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, PositiveFloat, model_validator
 
-from ogkd.backbones._clip import load_clip_model
 from ogkd.backbones._folder import (
-    FAMILIES,
+    FileRecord,
+    Size,
+    assign_weights,
     backbone_digest,
-    check_sizes,
     find_weights,
-    load_into_transformers,
+    key_table,
+    parse_record,
     read_json,
     read_weights,
 )
+from ogkd.backbones._layers import ACTIVATIONS
+from ogkd.backbones._text import TextSpec, TextTower
 from ogkd.backbones._tokenizer import folder_tokenizer
-from ogkd.backbones._towers import TowersBackbone
-from ogkd.backbones._transformers_families import ClipBackbone, SiglipBackbone
-from ogkd.backbones.builtin import phantom_domain
+from ogkd.backbones._towers import Towers, TowersBackbone
+from ogkd.backbones._vit import ImageTower, VisionSpec
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _HALF = (0.5, 0.5, 0.5)
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 # Pillow's numbers
 _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
@@ -40,6 +42,131 @@ _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
     2: "bilinear",
     3: "bicubic",
 }
+_KEYS = {
+    "vision_model.embeddings.class_embedding": "image.cls_token",
+    "vision_model.embeddings.patch_embedding": "image.patch_embed",
+    "vision_model.embeddings.position_embedding.weight": "image.pos_embed",
+    "vision_model.pre_layrnorm": "image.early_norm",
+    "vision_model.post_layernorm": "image.norm",
+    "visual_projection": "image.head",
+    "vision_model.head.probe": "image.pooling.probe",
+    "vision_model.head.attention": "image.pooling.attention",
+    "vision_model.head.layernorm": "image.pooling.norm",
+    "vision_model.head.mlp.fc1": "image.pooling.fc1",
+    "vision_model.head.mlp.fc2": "image.pooling.fc2",
+    "text_model.embeddings.token_embedding": "text.words",
+    "text_model.embeddings.position_embedding": "text.positions",
+    "text_model.final_layer_norm": "text.norm",
+    "logit_scale": "logit_scale",
+    **{
+        f"{theirs}.encoder.layers.*.{key}": f"{ours}.blocks.*.{name}"
+        for theirs, ours in (("vision_model", "image"), ("text_model", "text"))
+        for key, name in (
+            ("self_attn.q_proj", "query"),
+            ("self_attn.k_proj", "key"),
+            ("self_attn.v_proj", "value"),
+            ("self_attn.out_proj", "proj"),
+            ("layer_norm1", "norm1"),
+            ("layer_norm2", "norm2"),
+            ("mlp.fc1", "fc1"),
+            ("mlp.fc2", "fc2"),
+        )
+    },
+}
+_TEXT_HEADS = {"clip": "text_projection", "siglip": "text_model.head"}
+# Positions (0, 1, 2, ...), which older versions of transformers saved; and SigLIP's constant that
+# is the same for all classes and cancels in a softmax.
+_IGNORED = (
+    *(f"{tower}.embeddings.position_ids" for tower in ("text_model", "vision_model")),
+    "logit_bias",
+)
+
+
+class TowerConfig(FileRecord):
+    """Fields that both towers have."""
+
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    num_hidden_layers: Size
+    hidden_act: str
+    layer_norm_eps: float
+    attention_dropout: float = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> TowerConfig:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"{self.hidden_size} is not a multiple of the attention heads")
+        if self.hidden_act not in ACTIVATIONS:
+            raise ValueError(f"hidden_act {self.hidden_act} is not one of {[*ACTIVATIONS]}")
+        return self
+
+
+class TextConfig(TowerConfig):
+    vocab_size: Size
+    max_position_embeddings: Size
+    pad_token_id: int | None = 1
+    eos_token_id: int | None = 49407
+    projection_size: Size | None = None
+
+
+class VisionConfig(TowerConfig):
+    image_size: Size = 224
+    patch_size: Size
+    vision_use_head: Literal[True] = True
+
+
+# transformers leaves these out of config.json: those of both towers, of the text, of the image.
+_DEFAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "clip": (
+        {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
+        {
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_attention_heads": 8,
+            "vocab_size": 49408,
+            "max_position_embeddings": 77,
+        },
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_attention_heads": 12,
+            "patch_size": 32,
+        },
+    ),
+    "siglip": (
+        {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "hidden_act": "gelu_pytorch_tanh",
+            "layer_norm_eps": 1e-6,
+        },
+        {"vocab_size": 32000, "max_position_embeddings": 64},
+        {"patch_size": 16},
+    ),
+}
+
+
+class ModelConfig(FileRecord):
+    """config.json of a CLIPModel or a SiglipModel."""
+
+    model_type: Literal["clip", "siglip"]
+    projection_dim: Size = 512
+    text_config: TextConfig
+    vision_config: VisionConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        both, *defaults = _DEFAULTS.get(str(raw.get("model_type")), ({}, {}, {}))
+        towers = {
+            # Old checkpoints have the same thing twice; the second one counts.
+            name: both | default | (raw.get(name) or {}) | (raw.get(f"{name}_dict") or {})
+            for name, default in zip(("text_config", "vision_config"), defaults, strict=True)
+        }
+        return raw | towers
 
 
 def load_transformers(folder: Path, *, name: str, device: torch.device) -> TowersBackbone:
@@ -49,40 +176,32 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
     resizes the short side and crops, SigLIP resizes both sides.
     """
     path = folder / "config.json"
-    config = read_json(path)
-    check_sizes(config, path)
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise BackboneError(f"{path} has model_type {family}, not {' or '.join(FAMILIES)}.")
-    weights = read_weights(find_weights(folder, _WEIGHTS))
-    model: Any
+    raw = read_json(path)
+    config = parse_record(ModelConfig, raw, path)
+    weights = read_weights(find_weights(folder, "transformers"))
+    with torch.device("meta"):  # saves initialising weights that are replaced at once
+        model = _towers(config)
+    keys = _KEYS | {_TEXT_HEADS[config.model_type]: "text.proj"}
+    assign_weights(model, weights, key_table(model, keys), ignored=_IGNORED)
+    text, size = config.text_config, config.vision_config.image_size
     prepare: Callable[[str], str] = str
-    if family == "clip":  # OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model
-        model = load_clip_model(config, weights)
-        usual = Preprocessing(size=model.config.vision_config.image_size)
+    if config.model_type == "clip":  # OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model
+        usual = Preprocessing(size=size)
     else:  # SigLIP, MedSigLIP
-        from transformers import SiglipModel
-
-        model = load_into_transformers(SiglipModel, config, weights)
-        vision = model.config.vision_config
-        size, width = model.config.text_config.projection_size, vision.hidden_size
-        if size != width or not model.vision_model.use_head:
-            raise BackboneError(f"{path} has no shared space: texts {size}, images {width} wide.")
-        usual = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
+        usual = Preprocessing(size=size, mean=_HALF, std=_HALF, resize="squash")
         prepare = _siglip_preparation(folder)
-    text = model.config.text_config
     tokenizer = folder_tokenizer(
-        folder, vocabulary=text.vocab_size, pad_id=text.pad_token_id, prepare=prepare
+        folder, rows=text.vocab_size, pad_id=text.pad_token_id, prepare=prepare
     )
     preprocessing = _read_preprocessing(folder, usual)
     files = [folder / file for file in _TOKENIZER_FILES]
     parts = {
         "format": "transformers",
-        "config": json.dumps(config, sort_keys=True),
+        "config": json.dumps(raw, sort_keys=True),
         "preprocessing": repr(preprocessing),
         **{file.name: sha256_file(file) for file in files if file.is_file()},
     }
-    backbone = (ClipBackbone if family == "clip" else SiglipBackbone)(
+    backbone = TowersBackbone(
         model,
         tokenizer,
         preprocessing,
@@ -91,11 +210,60 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
         context_length=text.max_position_embeddings,
         device=device,
     )
-    if isinstance(backbone, ClipBackbone):
-        backbone.check_tokenizer(folder)
-    if backbone.digest == phantom_domain().digest:
-        backbone.domain = phantom_domain()
+    tokens = backbone.tokenize(["a photo"])
+    if int(model.text.ends(tokens)) != tokens.ids.shape[1] - 1:
+        raise BackboneError(
+            f"The tokenizer in {folder} does not end texts with text_config.eos_token_id of "
+            "config.json."
+        )
     return backbone
+
+
+def _towers(config: ModelConfig) -> Towers:
+    """CLIP: class token and end-of-text token, each through its projection.
+
+    SigLIP: attention pooling of the image, last token of the text. Its image tower has no
+    projection to share: patches are its normalised final states, only roughly in the space of the
+    pooled feature, as the pooling head has its own weights.
+    """
+    vision, text, clip = config.vision_config, config.text_config, config.model_type == "clip"
+    if not clip and (text.projection_size or text.hidden_size) != vision.hidden_size:
+        raise BackboneError(
+            f"The SiglipModel in config.json has no shared space: texts are "
+            f"{text.projection_size or text.hidden_size} wide, images {vision.hidden_size}."
+        )
+    width = config.projection_dim if clip else vision.hidden_size
+    image = VisionSpec(
+        width=vision.hidden_size,
+        depth=vision.num_hidden_layers,
+        heads=vision.num_attention_heads,
+        inner=vision.intermediate_size,
+        patch=vision.patch_size,
+        image_size=vision.image_size,
+        embed_dim=width,
+        pool="token" if clip else "attention",
+        proj="linear" if clip else "none",
+        act=vision.hidden_act,
+        eps=vision.layer_norm_eps,
+        patch_bias=not clip,
+        early_norm=clip,
+        whole=True,
+    )
+    words = TextSpec(
+        width=text.hidden_size,
+        depth=text.num_hidden_layers,
+        heads=text.num_attention_heads,
+        inner=text.intermediate_size,
+        vocabulary=text.vocab_size,
+        positions=text.max_position_embeddings,
+        embed_dim=width,
+        act=text.hidden_act,
+        eps=text.layer_norm_eps,
+        dropout=text.attention_dropout,
+        end=(text.eos_token_id or 0) if clip else None,
+        proj_bias=not clip,
+    )
+    return Towers(ImageTower(image), TextTower(words))
 
 
 def _canonical(text: str) -> str:
@@ -111,73 +279,61 @@ def _siglip_preparation(folder: Path) -> Callable[[str], str]:
     return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical
 
 
-def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
-    """Translate preprocessor_config.json; `default` if the folder has none.
+class PreprocessorFile(FileRecord):
+    """preprocessor_config.json, as far as it can be followed exactly."""
 
-    Preprocessing that cannot be reproduced exactly is an error.
-    """
+    do_resize: Literal[True] = True
+    size: int | dict[str, int] | None = None
+    resample: Literal[0, 2, 3] | None = None
+    do_center_crop: bool | None = None
+    crop_size: int | dict[str, int] | None = None
+    rescale_factor: Annotated[float, Field(ge=0.999999 / 255, le=1.000001 / 255)] | None = None
+    do_normalize: bool = True
+    image_mean: tuple[float, float, float] | None = None
+    image_std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] | None = None
+
+    def preprocessing(self, default: Preprocessing) -> Preprocessing:
+        """What the file changes of the family's default; a ValueError if it cannot be followed."""
+        size, resize = default.size, default.resize
+        if isinstance(self.size, int):
+            size = self.size
+        elif self.size is not None and "shortest_edge" in self.size:
+            size, resize = self.size["shortest_edge"], "shortest"
+        elif self.size is not None:
+            # Height and width together mean that both sides are resized: the aspect ratio is lost.
+            size, resize = _square(self.size), "squash"
+        crops = resize == "shortest" if self.do_center_crop is None else self.do_center_crop
+        if crops and _square(self.crop_size or size) != size:
+            raise ValueError(f"a resize to {size} px but a crop of {self.crop_size}")
+        if resize == "shortest" and not crops:
+            raise ValueError("the short side resized but no crop")
+        if size != default.size:
+            raise ValueError(f"images of {size} px, but the model takes {default.size} px")
+        mean, std = self.image_mean or default.mean, self.image_std or default.std
+        if not self.do_normalize:
+            mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+        how = default.interpolation if self.resample is None else _RESAMPLE[self.resample]
+        return replace(default, resize=resize, interpolation=how, mean=mean, std=std)
+
+
+def _square(size: int | dict[str, int]) -> int:
+    if isinstance(size, int):
+        return size
+    if size.get("height") != size.get("width") or "height" not in size:
+        raise ValueError(f"images of {size}, not square")
+    return size["height"]
+
+
+def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
+    """Translate preprocessor_config.json; `default` if the folder has none."""
     path = folder / "preprocessor_config.json"
     if path.is_file():
         settings = read_json(path)
     else:
         # transformers 5 writes the image processor inside processor_config.json.
         path = folder / "processor_config.json"
-        nested = read_json(path) if path.is_file() else {}
-        settings = nested.get("image_processor", {})
-    if not settings:
-        return default
+        settings = read_json(path).get("image_processor", {}) if path.is_file() else {}
     try:
-        prep = _translate(settings, default)
-    except (KeyError, TypeError, ValueError) as error:
+        return parse_record(PreprocessorFile, settings, path).preprocessing(default)
+    except ValueError as error:
         raise BackboneError(f"{path} cannot be followed exactly: {error}.") from error
-    if prep.size != default.size:
-        raise BackboneError(
-            f"{path} produces images of {prep.size} px, but the model takes {default.size} px."
-        )
-    return prep
-
-
-def _translate(settings: dict[str, Any], default: Preprocessing) -> Preprocessing:
-    if abs(float(settings.get("rescale_factor") or 1 / 255) * 255 - 1) > 1e-6:
-        raise ValueError(f"rescale_factor {settings['rescale_factor']}, not 1/255")
-    number = settings.get("resample")
-    if number is not None and number not in _RESAMPLE:
-        raise ValueError(f"resample {number}, not one of {sorted(_RESAMPLE)}")
-    if not settings.get("do_resize", True):
-        raise ValueError("no resizing")
-    size, resize = default.size, default.resize
-    if (asked := settings.get("size")) is not None:
-        size, resize = _size(asked, default)
-    if settings.get("do_center_crop", resize == "shortest"):
-        crop = settings.get("crop_size") or size
-        crop = crop if isinstance(crop, int) else crop["height"]
-        if crop != size:
-            raise ValueError(f"a resize to {size} px but a crop of {crop} px")
-    elif resize == "shortest":
-        raise ValueError("the short side resized but no crop")
-    prep = replace(
-        default,
-        size=size,
-        resize=resize,
-        interpolation=default.interpolation if number is None else _RESAMPLE[number],
-    )
-    if not settings.get("do_normalize", True):
-        return replace(prep, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    mean = settings.get("image_mean") or default.mean
-    std = settings.get("image_std") or default.std
-    if min(std) <= 0:
-        raise ValueError(f"image_std {std}")
-    red, green, blue = map(float, mean)
-    of_red, of_green, of_blue = map(float, std)
-    return replace(prep, mean=(red, green, blue), std=(of_red, of_green, of_blue))
-
-
-def _size(asked: Any, default: Preprocessing) -> tuple[int, Any]:
-    if isinstance(asked, int):
-        return asked, default.resize
-    if "shortest_edge" in asked:
-        return int(asked["shortest_edge"]), "shortest"
-    if asked["height"] != asked["width"]:
-        raise ValueError(f"images of {asked['height']} x {asked['width']} px, not square")
-    # Height and width together mean that both sides are resized: the aspect ratio is lost.
-    return int(asked["height"]), "squash"

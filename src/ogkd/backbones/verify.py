@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record
-from ogkd.backbones.hub import EXAMPLES, present, read_source
+from ogkd.backbones.hub import EXAMPLES, present, published_outputs, read_source
 from ogkd.backbones.loading import load_backbone, resolve
 from ogkd.errors import OgkdError
 from ogkd.files import sha256_file
@@ -24,43 +23,35 @@ TOLERANCE = 0.01  # of a probability; image libraries round differently, a wrong
 class Check(NamedTuple):
     """One line of the report; `fix` says what to do about a failure or a skipped check."""
 
-    status: str  # "PASS", "FAIL" or "SKIP"
+    status: str  # "PASS", "WARN", "SKIP" or "FAIL"
     subject: str
     result: str
     fix: str = ""
-
-
-def published_outputs() -> dict[str, Any]:
-    """BiomedCLIP's probabilities for nine images and nine labels, as Microsoft published them."""
-    path = Path(__file__).with_name("reference_outputs.json")
-    outputs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return outputs
 
 
 def verify(name: str | Path) -> Iterator[Check]:
     """Check a backbone that is on this machine; nothing is fetched."""
     source = resolve(name)
     record = source if isinstance(source, Record) and source.hub_id else None
+    fix = f"delete {record.folder}, then `ogkd backbones fetch {record.name}`" if record else ""
     try:
         if record is not None:
             if present(record) is None:
-                fix = f"run `ogkd backbones fetch {record.name}`"
                 yield Check("FAIL", "Files", f"{record.name} is not on this machine", fix)
                 return
-            yield from _check_files(record)
+            yield from _check_files(record, fix)
         backbone = load_backbone(name)
     except OgkdError as error:
-        yield Check("FAIL", "Loading", str(error))
+        yield Check("FAIL", "Loading", str(error), fix)
         return
     yield Check("PASS", "Loading", f"digest {backbone.digest}")
     yield _check_features(backbone)
     if record is not None and record.examples:
-        yield _check_published(backbone, record)
+        yield _check_published(backbone, record.folder / EXAMPLES, fix)
 
 
-def _check_files(record: Record) -> Iterator[Check]:
+def _check_files(record: Record, fix: str) -> Iterator[Check]:
     source = read_source(record.folder) or {}
-    again = f"delete {record.folder} and run `ogkd backbones fetch {record.name}`"
     pairs = [
         (name, sha256_file(record.folder / name), facts["sha256"])
         for name, facts in source["files"].items()
@@ -72,7 +63,7 @@ def _check_files(record: Record) -> Iterator[Check]:
         if digest == expected:
             yield Check("PASS", name, f"sha256 {digest}")
         else:
-            yield Check("FAIL", name, f"sha256 {digest}, not {expected}", again)
+            yield Check("FAIL", name, f"sha256 {digest}, not {expected}", fix)
 
 
 def _check_features(backbone: Backbone) -> Check:
@@ -89,23 +80,17 @@ def _check_features(backbone: Backbone) -> Check:
     return Check("PASS" if off <= 1e-4 else "FAIL", "Unit features", text)
 
 
-def _check_published(backbone: Backbone, record: Record) -> Check:
-    reference, folder = published_outputs(), record.folder / EXAMPLES
-    if not all((folder / name).is_file() for name in reference["probabilities"]):
-        fix = f"delete {record.folder} and run `ogkd backbones fetch {record.name}`"
-        return Check("SKIP", "Published outputs", f"the images are not in {folder}", fix)
-    difference = compare_outputs(backbone, folder, reference)
-    text = f"largest difference {difference:.2e}, allowed {TOLERANCE}, for {reference['source']}"
-    return Check("PASS" if difference <= TOLERANCE else "FAIL", "Published outputs", text)
-
-
-def compare_outputs(backbone: Backbone, folder: Path, reference: dict[str, Any]) -> float:
-    """The largest difference between published and computed zero-shot probabilities."""
+def _check_published(backbone: Backbone, folder: Path, fix: str) -> Check:
+    """Compare published zero-shot probabilities with computed ones."""
+    subject, reference = "Published outputs", published_outputs()
     labels = [reference["template"] + label for label in reference["labels"]]
     names = list(reference["probabilities"])
+    if not all((folder / name).is_file() for name in names):
+        return Check("SKIP", subject, f"the images are not in {folder}", fix)
     expected = torch.tensor([reference["probabilities"][name] for name in names])  # [N, C]
-    images = [read_image(folder / name) for name in names]
-    pixels = to_pixels(images, backbone.preprocessing)
+    pixels = to_pixels([read_image(folder / name) for name in names], backbone.preprocessing)
     features = backbone.encode_images(pixels, patches=False).globals.cpu()
     logits = backbone.logit_scale * features @ backbone.encode_texts(labels).T
-    return float((logits.softmax(dim=-1) - expected).abs().max())
+    difference = float((logits.softmax(dim=-1) - expected).abs().max())
+    text = f"largest difference {difference:.2e}, allowed {TOLERANCE}, for {reference['source']}"
+    return Check("PASS" if difference <= TOLERANCE else "FAIL", subject, text)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,17 +15,13 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import report_checks
 from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import read_text, write_atomically
+from ogkd.files import read_text
 
 if TYPE_CHECKING:
-    from ogkd.backbones.base import Backbone
     from ogkd.backbones.catalog import Record
-    from ogkd.features import EncodedBatch
-    from ogkd.images import ImageRef
 
 app = CommandGroup("Frozen vision-language models: list, info, fetch.")
 
-_MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 
@@ -146,86 +140,28 @@ def embed(
     if texts and (on_cluster or patches):
         raise ConfigError("--texts goes neither with --ray nor with --patches.")
     opt.refuse_folders(out=out)
-    if texts:
-        lines = _read_lines(texts)
-        _embed_texts(ogkd.load_backbone(backbone, device=encoding.device), lines, out)
-        return
-    refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
     # On a cluster only its name and digest are used: the workers encode, on their own devices.
     device = "cpu" if on_cluster else encoding.device
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
+    from ogkd.features.embed import embed_images, embed_texts
+    from ogkd.features.unreadable import unreadable_error
+
+    if texts:
+        lines = _read_lines(texts)
+        room = model.context_length - model.leading_tokens - model.trailing_tokens
+        if cut := sum(len(model.pieces(line)) > room for line in lines):
+            say(f"{cut} text(s) longer than {room} tokens are truncated.")
+        embed_texts(model, lines, out)
+        typer.echo(f"{len(lines)} texts -> {out}")
+        return
+    refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
     batches = encoding.encode(model, refs, place=backbone, engine=engine, patches=patches)
-    _embed_images(model, refs, batches, out, skip=on_error == "skip")
-
-
-def _embed_images(
-    backbone: Backbone,
-    paths: list[ImageRef],
-    batches: Iterator[EncodedBatch],
-    out: Path,
-    *,
-    skip: bool,
-) -> None:
-    import torch
-
-    from ogkd.features.encode import SafetensorsStream
-    from ogkd.features.unreadable import list_reasons, unreadable, unreadable_error
-    from ogkd.progress import progress_bar
-
-    files: list[str] = []
-    globals_, bad = [], []
-    room = len(json.dumps(_metadata(backbone, files=[path.as_posix() for path in paths])))
-    if room > _MOST_HEADER:
-        raise ConfigError(
-            f"The names of {len(paths)} files do not fit into one output. Embed them in parts."
-        )
     began = time.perf_counter()
-    with (
-        write_atomically(out, suffixes=(".safetensors",)) as aside,
-        SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
-        progress_bar("Encoding images", len(paths)) as bar,
-    ):
-        for batch in batches:
-            bad += batch.bad
-            if bad and not skip:
-                # One bad file stops the work: find all the others first, to report them together.
-                rest = paths[len(files) + len(batch.readable) + len(batch.bad) :]
-                raise unreadable_error([*bad, *unreadable(rest)])
-            if batch.features is not None:
-                files += [path.as_posix() for path in batch.readable]
-                globals_.append(batch.features.globals.cpu())
-                if batch.features.patches is not None:
-                    stream.append(batch.features.patches)
-            bar.advance(len(batch.readable) + len(batch.bad))
-            bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
-        if not files:
-            raise DataError(f"No file could be read:\n{list_reasons(bad)}")
-        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files=files))
+    count, bad = embed_images(model, refs, batches, out, on_error=on_error)
     seconds = time.perf_counter() - began
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
-    typer.echo(
-        f"{len(files)} images in {seconds:.1f} s ({len(files) / seconds:.1f} images/s) -> {out}"
-    )
-
-
-def _metadata(backbone: Backbone, **rows: list[str]) -> dict[str, str]:
-    lists = {name: json.dumps(texts) for name, texts in rows.items()}
-    return {"backbone": backbone.name, "digest": backbone.digest, **lists}
-
-
-def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
-    from safetensors.torch import save
-
-    room = backbone.context_length - backbone.leading_tokens - backbone.trailing_tokens
-    cut = sum(len(backbone.pieces(line)) > room for line in lines)
-    if cut:
-        say(f"{cut} text(s) longer than {room} tokens are truncated.")
-    metadata = _metadata(backbone, lines=lines)
-    with write_atomically(out, suffixes=(".safetensors",)) as aside:
-        # Written by Python, as safetensors does not tell a full disk from other errors.
-        aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))
-    typer.echo(f"{len(lines)} texts -> {out}")
+    typer.echo(f"{count} images in {seconds:.1f} s ({count / seconds:.1f} images/s) -> {out}")
 
 
 def _read_lines(path: Path) -> list[str]:

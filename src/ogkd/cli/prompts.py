@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_json, print_table, say
@@ -23,8 +22,6 @@ from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin
 from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
 if TYPE_CHECKING:
-    from ogkd.backbones import Backbone
-    from ogkd.data.case import Dataset
     from ogkd.prompts.generate import Order
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
@@ -72,23 +69,10 @@ def check(
     banks: Annotated[
         list[Path] | None, Argument(help="JSON files or names (default: all shipped banks).")
     ] = None,
-    backbone: Annotated[
-        str | None,
-        Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        Option(help="Also measure zero-shot accuracy on these images, never on test ones."),
-    ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Look for duplicates, wrong lengths, patterns, missing class names. Exit code 1 on errors."""
-    paths = banks or [Path(name) for name in shipped_banks()]
-    if data is not None and (backbone is None or len(paths) > 1):
-        raise ConfigError("--data needs --backbone, to measure accuracy with, and a single bank.")
-    model = None if backbone is None else ogkd.load_backbone(backbone)
-    images = None if data is None else ogkd.read_dataset(data)
-    reports = [_check(path, model, images) for path in paths]
+    """Look for duplicates, wrong lengths, missing class names. Exit code 1 on errors."""
+    reports = [_check(path) for path in banks or map(Path, shipped_banks())]
     if as_json:
         print_json(reports)
     else:
@@ -98,24 +82,15 @@ def check(
         raise typer.Exit(1)
 
 
-def _check(path: Path, model: Backbone | None, images: Dataset | None) -> dict[str, Any]:
-    bank = read_bank(path)
-    is_shipped = path.name == str(path) and str(path) in shipped_banks()
-    rows, findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
-    report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
-    if model is not None:
-        from ogkd.data import tasks
-        from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
-
-        scores, by_model = score_prompts(model, bank)
-        findings = [*findings, *by_model]
-        report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
-        if images is not None:
-            tasks.require_classes(images.task, "Judging prompts by images")
-            report["zero_shot"] = zero_shot_accuracy(model, bank, images)
-    report["findings"] = [asdict(finding) for finding in findings]
-    report["passed"] = not any(finding.severity == "error" for finding in findings)
-    return report
+def _check(path: Path) -> dict[str, Any]:
+    is_shipped = str(path) in shipped_banks()
+    rows, findings = check_bank(read_bank(path), count=_SHIPPED if is_shipped else None)
+    return {
+        "bank": str(path),
+        "classes": [asdict(row) for row in rows],
+        "findings": [asdict(finding) for finding in findings],
+        "passed": not any(finding.severity == "error" for finding in findings),
+    }
 
 
 def _print_check(report: dict[str, Any]) -> None:
@@ -124,18 +99,13 @@ def _print_check(report: dict[str, Any]) -> None:
     for row in report["classes"]:
         kinds = [item["severity"] for item in findings if item["class_name"] == row["class_name"]]
         span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
-        counts = map(kinds.count, _COLOURS)
-        cells.append([row["class_name"], row["prompts"], span, f"{row['mentions']:.0%}", *counts])
-    print_table((report["bank"], "prompts", "words (mean)", "mention", "errors", "warnings"), cells)
+        cells.append([row["class_name"], row["prompts"], span, *map(kinds.count, _COLOURS)])
+    print_table((report["bank"], "prompts", "words (mean)", "errors", "warnings"), cells)
     for finding in findings:
         typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
         typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")
         for text in finding["texts"][:5]:
             typer.echo(f"        {text!r}")
-    if result := report.get("zero_shot"):
-        shares = [f"{how} {100 * value:.1f} %" for how, value in result["accuracy"].items()]
-        kept = f"{100 * result['kept']:.0f} % of the texts kept"
-        typer.echo(f"zero-shot on {result['images']} images: {', '.join(shares)} ({kept})")
     typer.echo(f"{report['bank']}: {'passed' if report['passed'] else 'FAILED'}")
 
 
@@ -150,7 +120,7 @@ def new(
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
     source: Annotated[
         Path | None,
-        Option("--from", help="Convert texts from JSON, CSV, TSV, .py, or a folder of .txt."),
+        Option("--from", help="Convert texts from JSON, CSV, TSV, or a folder of .txt."),
     ] = None,
     model: Annotated[
         str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
@@ -165,9 +135,8 @@ def new(
     names, modality, organ and texts are sent, never images, and its key is
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
     classes. With --from, texts are converted: JSON of class -> texts (as in
-    CuPL); CSV or TSV with columns class and text; Python source with a
-    dictionary (it is not run); a folder with one .txt per class, one text per
-    line.
+    CuPL); CSV or TSV with columns class and text; a folder with one .txt per
+    class, one text per line.
     """
     opt.refuse_folders(out=out)
     names = require_classes(classes.split(",")) if classes or source is None else []

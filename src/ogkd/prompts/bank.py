@@ -5,15 +5,14 @@ A bank is a JSON object of class name -> list of texts; a class without texts ge
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ogkd.errors import ConfigError
-from ogkd.files import is_text, read_json
+from ogkd.errors import ConfigError, did_you_mean
+from ogkd.files import read_json
 from ogkd.prompts.released import RELEASED, require_released
 
 OURS = "ours"  # the shipped bank of a dataset
@@ -46,8 +45,6 @@ _ABSENT = (
     "a scan without abnormal findings.",
     "normal appearance, nothing is found.",
 )
-
-_NEAR = 0.85  # similarity of two names from which one is suggested for the other
 
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
@@ -128,8 +125,7 @@ def bank_for(
     missing = _missing(class_names, bank)
     if missing and len(missing) == len(class_names):
         raise ConfigError(
-            f"The prompt bank has no prompts for {', '.join(missing)}, only for {', '.join(bank)}."
-            f"{_near_names(missing, class_names, bank)}",
+            f"The prompt bank has no prompts for {', '.join(missing)}, only for {', '.join(bank)}.",
             argument="prompts",
         )
     folded = {fold(name): texts for name, texts in bank.items()}
@@ -157,7 +153,8 @@ def fallback_note(
     if not missing:
         return None
     if bank is not None:
-        near = _near_names(missing, class_names, bank)
+        used = {fold(name) for name in class_names}
+        near = did_you_mean(missing[0], [name for name in bank if fold(name) not in used])
         return f"The prompt bank has no prompts for {', '.join(missing)}: they use templates.{near}"
     note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
     for name, path in shipped_banks().items():
@@ -176,22 +173,6 @@ def _missing(class_names: Sequence[str], bank: Mapping[str, Any]) -> list[str]:
     return [name for name in class_names if fold(name) not in known]
 
 
-def _near_names(missing: Sequence[str], class_names: Sequence[str], bank: Mapping[str, Any]) -> str:
-    """A sentence about unused names of the bank that resemble missing ones."""
-
-    def words(name: str) -> str:
-        return " ".join(sorted(fold(name).replace("-", " ").split()))
-
-    used = {fold(name) for name in class_names}
-    free = {words(name): name for name in bank if fold(name) not in used}
-    pairs = [
-        f"'{free[match]}' in the bank resembles '{name}' in the data"
-        for name in missing
-        for match in difflib.get_close_matches(words(name), free, n=1, cutoff=_NEAR)
-    ]
-    return f" But {'; '.join(pairs)}: use the same name for both." if pairs else ""
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table := dict(pairs)) < len(pairs):
         raise ValueError("a class appears twice")
@@ -205,8 +186,6 @@ def _check(bank: Mapping[str, Any], source: str) -> None:
         # A string is a sequence too, of letters.
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             problem = "its texts are not a list of strings"
-        elif not all(map(is_text, (name, *texts))):
-            problem = "it has half a character (a lone surrogate)"
         elif not any(text.strip() for text in texts):
             problem = "it has no prompts"
         elif (other := spelling.setdefault(fold(name), name)) != name:

@@ -1,10 +1,11 @@
-"""Check the quality of a prompt bank by its texts alone (with a model: evaluation/prompts.py).
+"""Check the quality of a prompt bank by its texts.
 
 An error is a text that does harm or a rule that is broken; a warning is worth checking.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -16,7 +17,6 @@ from typing import Literal
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
 _FEW = 10  # prompts per class below which an ensemble is too small
-_OPENING = 4  # words
 
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,3}[.):](?=\s)|[-*•–—#]+\s|(?:prompt|text)\s+\d+\b)", re.I)
 _SLOT = re.compile(r"[{}<>]|\[(?:class|name|organ|modality)[^\]]*\]|\bXX+\b", re.I)
@@ -26,23 +26,6 @@ _CHATTER = re.compile(
 )
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _EMPTY = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "the"})
-
-# Synonyms of parts of class names that writers use for variety.
-_SYNONYMS = {
-    "normal": "healthy",
-    "kidney": "renal",
-    "lung": "pulmonary",
-    "cyst": "cystic",
-    "stone": "calculus calculi",
-    "nevus": "nevi naevus naevi mole",
-    "malignant": "malignancy",
-    "retina": "retinal",
-    "vessel": "vascular",
-    "colon": "colonic",
-    "stroma": "stromal",
-    "epithelium": "epithelial",
-}
-_SAME = {other: word for word, others in _SYNONYMS.items() for other in others.split()}
 
 
 @dataclass(frozen=True)
@@ -58,14 +41,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class ClassSummary:
-    """Statistics of one class; `mentions` is the share of its texts that name it."""
+    """How many texts a class has, and of how many words."""
 
     class_name: str
     prompts: int
     shortest: int
     mean: float
     longest: int
-    mentions: float
 
 
 def text_faults(text: str) -> list[tuple[str, str]]:
@@ -74,12 +56,9 @@ def text_faults(text: str) -> list[tuple[str, str]]:
         return [("blank", "is blank")]
     count = len(text.split())
     chatter = _CHATTER.match(text) or "language model" in text.casefold()
+    long = f"has {count} words, not {SHORTEST} to {LONGEST}"
     rules = (
-        (
-            "length",
-            not SHORTEST <= count <= LONGEST,
-            f"has {count} words, not {SHORTEST} to {LONGEST}",
-        ),
+        ("length", not SHORTEST <= count <= LONGEST, long),
         ("characters", _odd_characters(text), "has control characters or odd spaces"),
         ("numbering", _NUMBERED.match(text), "starts with a number or bullet"),
         ("slot", _SLOT.search(text), "has an unfilled slot"),
@@ -98,18 +77,17 @@ def check_bank(
         if count is not None and len(texts) != count:
             message = f"{len(texts)} prompts instead of {count}."
             findings.append(Finding("error", "count", name, message))
-        elif count is None and len(texts) < _FEW:
+        elif len(texts) < _FEW:
             findings.append(Finding("warning", "count", name, f"Only {len(texts)} prompts."))
-        for text in texts:
-            for rule, message in text_faults(text):
-                findings.append(Finding("error", rule, name, f"A text {message}.", (text,)))
-        share = _mention_share(name, texts, bank)
-        findings += _repeats(name, texts)
-        findings += _openings(name, texts)
-        findings += _mentions(name, texts, bank, share)
+        findings += [
+            Finding("error", rule, name, f"A text {message}.", (text,))
+            for text in texts
+            for rule, message in text_faults(text)
+        ]
+        findings += [*_repeats(name, texts), *_mentions(name, texts, bank)]
         lengths = [len(text.split()) for text in texts] or [0]
         sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
-        rows.append(ClassSummary(name, len(texts), *sizes, share))
+        rows.append(ClassSummary(name, len(texts), *sizes))
     return rows, [*findings, *_across(bank)]
 
 
@@ -126,80 +104,46 @@ def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
         if times > 1 and words:
             text = texts[sequences.index(words)]
             yield Finding("error", "duplicate", name, f"A text appears {times} times.", (text,))
-    for i, j in similar_pairs([frozenset(words) for words in sequences], NEAR):
-        if sequences[i] != sequences[j]:
+    sets = [frozenset(words) for words in sequences]
+    for i, j in itertools.combinations(range(len(texts)), 2):
+        if sequences[i] != sequences[j] and similar(sets[i], sets[j]):
             message = "Two texts are nearly the same."
             yield Finding("error", "near-duplicate", name, message, (texts[i], texts[j]))
 
 
-def _openings(name: str, texts: Sequence[str]) -> Iterator[Finding]:
-    """Find texts that begin alike apart from the class name: a pattern was filled in."""
-    of_name = content_stems(name)
-    groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for text in texts:
-        rest = [word for word in words_of(text) if stem(word) not in of_name]
-        groups[tuple(rest[:_OPENING])].append(text)
-    for group in groups.values():
-        if len(group) > max(3, len(texts) // 10):
-            message = f"{len(group)} texts begin with the same {_OPENING} words."
-            yield Finding("warning", "pattern", name, message, tuple(group[:3]))
+def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator[Finding]:
+    """Find classes that no text names by half of its words, or whose texts name another class.
 
-
-def _mentions(
-    name: str, texts: Sequence[str], names: Iterable[str], share: float
-) -> Iterator[Finding]:
-    if share == 0:
+    Words that all class names share name none of them.
+    """
+    whole = content_stems(name)
+    others = {other: content_stems(other) for other in names if other != name}
+    wanted = whole.difference(*others.values()) or whole
+    stems = [_stems(text) for text in texts]
+    if not any(2 * len(wanted & words) >= len(wanted) for words in stems):
         yield Finding("error", "mention", name, "No text names the class.")
-        return
-    if share < 0.5:
-        message = f"Only {share:.0%} of the texts name the class."
-        yield Finding("warning", "mention", name, message)
-    of_name = content_stems(name)
-    others = [content_stems(other) - of_name for other in names if other != name]
-    others = list({rest for rest in others if rest})
-    ambiguous = [text for text in texts if any(rest <= _stems(text) for rest in others)]
+    rests = [rest - whole for rest in others.values() if rest - whole]
+    ambiguous = [
+        text
+        for text, words in zip(texts, stems, strict=True)
+        if any(rest <= words for rest in rests)
+    ]
     if len(ambiguous) > 0.3 * len(texts):
         message = f"{len(ambiguous)} texts also name another class, which moves them towards it."
         yield Finding("warning", "other class", name, message, tuple(ambiguous[:3]))
 
 
-def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> float:
-    """Share of texts with at least half of the words that only this class's name has.
-
-    If other names contain every word of it, all of its words count.
-    """
-    whole = content_stems(name)
-    shared = frozenset[str]().union(*(content_stems(other) for other in names if other != name))
-    wanted = whole - shared or whole
-    named = [2 * len(wanted & _stems(text)) >= len(wanted) for text in texts]
-    return sum(named) / max(1, len(named))
-
-
 def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Find texts that classes share, unchanged or with another class name filled in."""
-    rows = [(name, text) for name, texts in bank.items() for text in texts]
-    owners: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
-    for name, text in rows:
-        owners[tuple(words_of(text))].append(name)
-    for name, text in rows:
-        names = list(dict.fromkeys(owners.pop(tuple(words_of(text)), [])))
-        if len(names) > 1:
-            message = f"A text also appears under {', '.join(names[1:])}."
+    """Find texts that classes share."""
+    owners: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name, texts in bank.items():
+        for text in texts:
+            owners[tuple(words_of(text))][name] = text
+    for rows in owners.values():
+        (name, text), *others = rows.items()
+        if others:
+            message = f"A text also appears under {', '.join(other for other, _ in others)}."
             yield Finding("error", "duplicate", name, message, (text,))
-    of_names = {name: content_stems(name) for name in bank}
-    bare = [
-        frozenset(word for word in words_of(text) if stem(word) not in of_names[name])
-        for name, text in rows
-    ]
-    refilled: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for i, j in similar_pairs(bare, NEAR):
-        if rows[i][0] != rows[j][0]:
-            refilled[rows[i][0]].setdefault(i, j)
-            refilled[rows[j][0]].setdefault(j, i)
-    for name, partners in refilled.items():
-        i, j = next(iter(partners.items()))
-        message = f"{len(partners)} texts are those of other classes with the name replaced."
-        yield Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1]))
 
 
 def words_of(text: str) -> list[str]:
@@ -213,40 +157,26 @@ def _stems(text: str) -> frozenset[str]:
 
 @cache
 def stem(word: str) -> str:
-    """Reduce a word to singular, American spelling and one synonym: enough to match names.
+    """Reduce a word to singular and American spelling: enough to match names.
 
-    >>> [stem(word) for word in ("tumours", "kidneys", "biopsies", "oedema", "renal")]
-    ['tumor', 'kidney', 'biopsy', 'edema', 'kidney']
+    >>> [stem(word) for word in ("tumours", "kidneys", "biopsies", "oedema")]
+    ['tumor', 'kidney', 'biopsy', 'edema']
     """
     word = re.sub(r"(?<=[a-z]{2})our(?=s?$)", "or", word)
     word = word.replace("oedem", "edem").replace("haem", "hem").replace("oesoph", "esoph")
     if len(word) > 4 and word.endswith("ies"):
-        word = word[:-3] + "y"
-    elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
-        word = word[:-1]
-    return _SAME.get(word, word)
+        return word[:-3] + "y"
+    if len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        return word[:-1]
+    return word
 
 
 @cache
 def content_stems(name: str) -> frozenset[str]:
     """The stems of the meaningful words of a class name."""
-    stems = [stem(word) for word in words_of(name)]
-    return frozenset(part for part in stems if part not in _EMPTY) or frozenset(stems)
+    return _stems(name) - _EMPTY or _stems(name)
 
 
-def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tuple[int, int]]:
-    """Pairs (i, j), i < j, whose sets have a Jaccard index above `threshold`."""
-    import numpy as np
-    from scipy.sparse import csr_array
-
-    columns = {word: column for column, word in enumerate({word for row in sets for word in row})}
-    if not columns:
-        return []
-    cells = [(row, columns[word]) for row, words in enumerate(sets) for word in words]
-    ones = np.ones(len(cells), np.int32)
-    incidence = csr_array((ones, np.array(cells).T), shape=(len(sets), len(columns)))
-    shared = (incidence @ incidence.T).tocoo()
-    i, j = shared.coords
-    sizes = incidence.sum(axis=1)
-    similar = (i < j) & (shared.data > threshold * (sizes[i] + sizes[j] - shared.data))
-    return sorted(zip(i[similar].tolist(), j[similar].tolist(), strict=True))
+def similar(first: frozenset[str], second: frozenset[str]) -> bool:
+    """Whether two sets of words have a Jaccard index above NEAR."""
+    return len(first & second) > NEAR * len(first | second)

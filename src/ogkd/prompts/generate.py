@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ogkd.download import parse_url
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError
 from ogkd.prompts.bank import fold
-from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
+from ogkd.prompts.check import LONGEST, SHORTEST, similar, text_faults, words_of
 
 Messages = Sequence[Mapping[str, str]]
 Ask = Callable[[Messages], str]
@@ -28,6 +28,18 @@ _ROLE = (
     "You are an experienced medical imaging specialist who writes short, exact descriptions of "
     "images."
 )
+_QUESTION = """\
+Write {wanted} descriptions of what is seen on {modality} images{organ} that belong to the class \
+"{name}".
+Each describes visible things: appearance, shape, margin, density or echo or signal or colour, \
+texture, site, distribution, severity, typical context and artefacts.
+Each is one sentence or caption of {shortest} to {longest} words, medically correct, different in \
+content from all others, and names the class or its usual clinical synonym.
+Say what is present rather than what is absent. No numbering, no introduction, no repeated \
+sentence pattern.
+The other classes are {others}: make clear what sets this one apart, but seldom name them.
+These are there already; write others: {have}
+Answer with a JSON list of strings and nothing else."""
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
@@ -46,9 +58,9 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         raise ConfigError(
             'Asking a language model needs the package openai: pip install "ogkd[prompts]".'
         ) from error
-    near = _check_url(url, key)
-    if key and not (key.isascii() and key.isprintable()):
-        raise ConfigError("The key has characters that cannot be part of one.", argument="key")
+    near = _is_near(parse_url(url).host)
+    if key and url.startswith("http:") and not near:
+        raise ConfigError("A key is only sent by https.", argument="url")
     client = openai.OpenAI(
         base_url=url,
         api_key=key or "none",  # the client insists on one
@@ -63,11 +75,9 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
             answer = client.chat.completions.create(model=model, messages=conversation)
             content = answer.choices[0].message.content
         except openai.APIStatusError as error:  # its text may repeat the key
-            reason = f"{url} answered {error.status_code}."
-            raise ConfigError(reason, argument="url") from None
+            raise ConfigError(f"{url} answered {error.status_code}.", argument="url") from None
         except openai.APIConnectionError as error:
-            reason = f"No answer from {url} ({error.__cause__ or error})."
-            raise ConfigError(reason, argument="url") from None
+            raise ConfigError(f"No answer from {url} ({error}).", argument="url") from None
         except (ValueError, AttributeError, IndexError, TypeError, RecursionError):
             return ""
         return content if isinstance(content, str) else ""
@@ -75,23 +85,12 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
     return ask
 
 
-def _check_url(url: str, key: str | None) -> bool:
-    """Whether the endpoint is in this network; an error if it is not a plain URL, or not safe."""
+def _is_near(host: str) -> bool:
+    """Whether a host is in this network."""
     try:
-        parts = parse_url(url)
-    except DataError as error:
-        raise ConfigError(str(error), argument="url") from error
-    try:
-        near = ipaddress.ip_address(parts.host).is_private
+        return ipaddress.ip_address(host).is_private
     except ValueError:
-        near = "." not in parts.host or parts.host.endswith((".local", ".internal"))
-    if parts.userinfo or parts.query or (parts.scheme == "http" and key and not near):
-        # The URL is not repeated here: it may have a secret in it.
-        raise ConfigError(
-            "The endpoint's URL must have no password or query, and be https where a key is sent.",
-            argument="url",
-        )
-    return near
+        return "." not in host or host.endswith((".local", ".internal"))
 
 
 @dataclass(frozen=True)
@@ -107,30 +106,17 @@ class Order:
 
 def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
     """The question for the texts that a class still lacks."""
-    wanted = min(order.count - len(have), _AT_ONCE)
-    organ = f" of the {order.organ}" if order.organ else ""
-    others = [f'"{other}"' for other in order.class_names if other != name]
-    lines = [
-        f"Write {wanted} descriptions of what is seen on {order.modality} images{organ} that "
-        f'belong to the class "{name}".',
-        "Each describes visible things: appearance, shape, margin, density or echo or signal or "
-        "colour, texture, site, distribution, severity, typical context and artefacts.",
-        f"Each is one sentence or caption of {SHORTEST + 2} to {LONGEST - 8} words, medically "
-        "correct, different in content from all others, and names the class or its usual clinical "
-        "synonym.",
-        "Say what is present rather than what is absent. No numbering, no introduction, no "
-        "repeated sentence pattern.",
-    ]
-    if others:
-        lines.append(
-            f"The other classes are {', '.join(others)}: make clear what sets this one apart, but "
-            "seldom name them."
-        )
-    if have:
-        shown = json.dumps(list(have[-_SHOWN:]), ensure_ascii=False)
-        lines.append(f"These are there already; write others: {shown}")
-    lines.append("Answer with a JSON list of strings and nothing else.")
-    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": "\n".join(lines)}]
+    question = _QUESTION.format(
+        wanted=min(order.count - len(have), _AT_ONCE),
+        modality=order.modality,
+        organ=f" of the {order.organ}" if order.organ else "",
+        name=name,
+        shortest=SHORTEST + 2,
+        longest=LONGEST - 8,
+        others=", ".join(f'"{other}"' for other in order.class_names if other != name) or "none",
+        have=json.dumps(list(have[-_SHOWN:]), ensure_ascii=False) if have else "none",
+    )
+    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": question}]
 
 
 def read_answer(answer: str) -> list[str]:
@@ -142,8 +128,20 @@ def read_answer(answer: str) -> list[str]:
     answer = _THOUGHT.sub("", answer)
     # Not a JSON parser: the complete strings of a list that is cut or slightly broken are usable.
     strings = [_unescape(match) for match in _STRING.findall(answer.partition("[")[2])]
-    lines = [line for line in answer.splitlines() if not line.strip().startswith("```")]
+    lines = (_BULLET.sub("", line) for line in answer.splitlines() if "```" not in line)
     return [text for text in map(_clean, strings or lines) if text]
+
+
+def _unescape(raw: str) -> str:
+    try:
+        return str(json.loads(f'"{raw}"'))
+    except ValueError:
+        return raw
+
+
+def _clean(text: str) -> str:
+    text = " ".join(text.split()).replace("**", "").replace("’", "'").rstrip(",")
+    return text[1:-1].strip() if text[:1] == text[-1:] == '"' else text
 
 
 def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
@@ -152,10 +150,9 @@ def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) 
     kept = []
     for text in texts:
         words = frozenset(words_of(text))
-        if text_faults(text) or any(len(words & row) > NEAR * len(words | row) for row in known):
-            continue
-        known.append(words)
-        kept.append(text)
+        if not text_faults(text) and not any(similar(words, row) for row in known):
+            known.append(words)
+            kept.append(text)
     return kept
 
 
@@ -189,18 +186,3 @@ def generate(
         if have:
             texts[key] = have
     return texts
-
-
-def _unescape(raw: str) -> str:
-    try:
-        return str(json.loads(f'"{raw}"'))
-    except ValueError:
-        return raw
-
-
-def _clean(text: str) -> str:
-    text = " ".join(_BULLET.sub("", text).split()).rstrip(",").strip()
-    text = text.replace("**", "").replace("’", "'")
-    if len(text) > 1 and text[0] in "\"'“" and text[-1] in "\"'”":
-        text = text[1:-1].strip()
-    return text

@@ -7,10 +7,10 @@ and with repetitions, because prototypes, the selector and budgets depend on all
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def released_path() -> Path:
 
 
 def require_released() -> Path:
-    """The file of the bank; an error that says how to get it if it is missing."""
+    """The file of the bank, if it is on this machine."""
     if not (path := released_path()).is_file():
         raise ConfigError(
             "The released prompt bank is not on this machine: run `ogkd prompts fetch released`.",
@@ -86,8 +86,7 @@ def import_released(path: Path) -> dict[str, list[str]]:
         content = read_bytes(path)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", argument="source") from error
-    literals = dict(python_literals(path, content))
-    bank: Any = literals.get(pin().variable)
+    bank = _literal(content, pin().variable)
     digest = hashlib.sha256(content).hexdigest()
     if problem := _problem(bank, digest):
         raise DataError(
@@ -101,20 +100,13 @@ def import_released(path: Path) -> dict[str, list[str]]:
     return dict(bank)
 
 
-def python_literals(path: Path, content: str | bytes) -> Iterator[tuple[str, Any]]:
-    """The name and the value of each literal assigned in Python source, parsed and never run."""
-    try:
-        statements = ast.parse(content).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"{path} is not Python source ({error}).") from error
-    for statement in statements:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            try:
-                value = ast.literal_eval(statement.value)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
-            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
+def _literal(content: bytes, variable: str) -> Any:
+    """The literal that Python source assigns to a variable; it is parsed and never run."""
+    with contextlib.suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        for statement in ast.parse(content).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == variable:
+                return ast.literal_eval(statement.value)
+    return None
 
 
 def _problem(bank: Any, digest: str) -> str:
@@ -128,9 +120,8 @@ def _problem(bank: Any, digest: str) -> str:
         return f"it has no dictionary {known.variable} of class name -> texts"
     if len(bank) != known.classes:
         return f"it has {len(bank)} classes, not {known.classes}"
-    names = [name for path in shipped_banks().values() for name in read_bank(path)]
-    for name in names:  # the classes of the benchmarks
-        if (count := len(bank.get(name, ()))) != known.texts:
+    for name in (name for path in shipped_banks().values() for name in read_bank(path)):
+        if (count := len(bank.get(name, ()))) != known.texts:  # a class of the benchmarks
             return f"'{name}' has {count} texts, not {known.texts}"
     for name, count in known.different.items():
         if (different := len(set(bank[name]))) != count:

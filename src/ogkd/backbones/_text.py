@@ -1,0 +1,73 @@
+"""CLIP's and SigLIP's text towers: pre-norm blocks, then one token's state is projected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ogkd.backbones._layers import Block, empty_embedding
+from ogkd.backbones.base import TextDropout, Tokens
+
+
+@dataclass(frozen=True)
+class TextSpec:
+    """Everything that determines what the text tower computes, besides its weights."""
+
+    width: int
+    depth: int
+    heads: int
+    inner: int  # width of the MLP
+    vocabulary: int
+    positions: int
+    embed_dim: int
+    act: str
+    eps: float
+    dropout: float
+    # The id of the token whose state is projected (CLIP). None: the last position, padding or not
+    # (SigLIP, which attends in both directions without a mask).
+    end: int | None = None
+    proj_bias: bool = False
+
+
+class TextTower(nn.Module):
+    """Map word embeddings [B, L, w] to one projected feature per text.
+
+    With an end token, attention is causal, so what follows the end of a text changes nothing: texts
+    trimmed to the longest of them give exactly the features of padded ones. Without one, texts are
+    padded to the full context, as in training.
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.pads_fully = spec.end is None
+        self.words = empty_embedding(spec.vocabulary, spec.width)
+        self.positions = empty_embedding(spec.positions, spec.width)
+        self.blocks = nn.ModuleList(
+            Block(spec.width, spec.heads, spec.inner, act=spec.act, eps=spec.eps)
+            for _ in range(spec.depth)
+        )
+        self.norm = nn.LayerNorm(spec.width, spec.eps)
+        self.proj = nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias)
+
+    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
+        """Features [B, d], not normalised."""
+        hidden = embeddings + self.positions.weight[: embeddings.shape[1]]
+        rate, causal = self.spec.dropout, self.spec.end is not None
+        for block in self.blocks:
+            hidden = block(hidden, causal=causal, dropout=dropout, rate=rate)
+        rows = torch.arange(len(hidden), device=hidden.device)
+        features: Tensor = self.proj(self.norm(hidden[rows, self.ends(tokens)]))
+        return features
+
+    def ends(self, tokens: Tokens) -> Tensor:
+        """The position of the token that stands for each text, [B]."""
+        if self.spec.end is None:
+            return torch.full_like(tokens.ids[:, 0], tokens.ids.shape[1] - 1)
+        if self.spec.end == 2:
+            # Checkpoints from before 2023 name a wrong id; their end-of-text id is the largest.
+            return tokens.ids.masked_fill(~tokens.mask, -1).argmax(dim=1)
+        is_end: Tensor = (tokens.ids == self.spec.end) & tokens.mask
+        return is_end.int().argmax(dim=1)

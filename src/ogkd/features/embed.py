@@ -1,0 +1,85 @@
+"""Features of a frozen backbone as one safetensors file, for use outside of ogkd."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from ogkd.backbones.base import Backbone
+from ogkd.errors import ConfigError, DataError
+from ogkd.features.encode import EncodedBatch, SafetensorsStream
+from ogkd.features.unreadable import (
+    BadFile,
+    OnError,
+    list_reasons,
+    unreadable,
+    unreadable_error,
+)
+from ogkd.files import write_atomically
+from ogkd.images import ImageRef
+from ogkd.progress import progress_bar
+
+_MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
+
+
+def embed_images(
+    backbone: Backbone,
+    images: Sequence[ImageRef],
+    batches: Iterable[EncodedBatch],
+    out: Path,
+    *,
+    on_error: OnError = "stop",
+) -> tuple[int, list[BadFile]]:
+    """Write `globals` [N, d] and, if the batches have them, `patches` [N, P, d].
+
+    `batches` are the encoded `images`, in their order, of which only one is in memory at a time.
+    Returns how many images were written, and those that were skipped.
+    """
+    files: list[str] = []
+    rows, bad = [], list[BadFile]()
+    room = len(json.dumps(_metadata(backbone, files=[image.as_posix() for image in images])))
+    if room > _MOST_HEADER:
+        raise ConfigError(
+            f"The names of {len(images)} files do not fit into one output. Embed them in parts."
+        )
+    began = time.perf_counter()
+    with (
+        write_atomically(out, suffixes=(".safetensors",)) as aside,
+        SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
+        progress_bar("Encoding images", len(images)) as bar,
+    ):
+        for batch in batches:
+            bad += batch.bad
+            if bad and on_error == "stop":
+                # One bad file stops the work: find all the others first, to report them together.
+                rest = images[len(files) + len(batch.readable) + len(batch.bad) :]
+                raise unreadable_error([*bad, *unreadable(rest)])
+            if batch.features is not None:
+                files += [image.as_posix() for image in batch.readable]
+                rows.append(batch.features.globals.cpu())
+                if batch.features.patches is not None:
+                    stream.append(batch.features.patches)
+            bar.advance(len(batch.readable) + len(batch.bad))
+            bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
+        if not files:
+            raise DataError(f"No file could be read:\n{list_reasons(bad)}")
+        stream.finish({"globals": torch.cat(rows)}, _metadata(backbone, files=files))
+    return len(files), bad
+
+
+def embed_texts(backbone: Backbone, lines: Sequence[str], out: Path) -> None:
+    """Write `texts` [N, d], one row for each line."""
+    with write_atomically(out, suffixes=(".safetensors",)) as aside:
+        # Written by Python, as safetensors does not tell a full disk from other errors.
+        features = {"texts": backbone.encode_texts(lines)}
+        aside.write_bytes(save(features, _metadata(backbone, lines=lines)))
+
+
+def _metadata(backbone: Backbone, **rows: Sequence[str]) -> dict[str, str]:
+    lists = {name: json.dumps(texts) for name, texts in rows.items()}
+    return {"backbone": backbone.name, "digest": backbone.digest, **lists}
