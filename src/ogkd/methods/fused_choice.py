@@ -23,7 +23,7 @@ from ogkd.methods.grid_search import deal
 KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 0.35  # prior standard deviation of log kappa around log kappa0
-# The log of the factor on logits around 0.5 - 0.25 log2(images per class): prior standard deviation.
+# Prior of the log of the factor on logits: spread, and mean 0.5 - 0.25 log2(images per class).
 _HEAT_SPREAD, _HEAT_START, _HEAT_FALL = 0.3, 0.5, 0.25
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
 _ROUNDS = 3  # of expectation-maximisation where no image can be held out; else one
@@ -177,7 +177,7 @@ def _best(
 
 
 def _prior_cost(heats: Tensor, kappa: float, config: FusedConfig) -> Tensor:
-    """-log of the prior of kappa, if it is free, and of factors, given relative to the usual one."""
+    """-log of the prior of kappa, if it is free, and of factors relative to the usual one."""
     cost = (heats.log() / _HEAT_SPREAD).square() / 2
     if config.kappa is None:
         cost = cost + (math.log(kappa / config.kappa0) / _KAPPA_SPREAD) ** 2 / 2
