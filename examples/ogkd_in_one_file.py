@@ -1,8 +1,8 @@
 """Omni-Geometry Knowledge Distillation in one file: plain torch on features of a frozen model.
 
 For reading beside the paper: the class graph (eq. 1-2), the teacher (section 3.2), CE, SCCM, GAD
-and LGD (eq. 3-16) and one training loop, for one run. It computes what `ogkd.methods.ogkd` computes
-with `fidelity="released"`, which tests/methods/test_one_file.py checks. What the package adds: several
+and LGD (eq. 3-16) and one training loop, for one run. It computes what `ogkd.methods.ogkd` does
+with `fidelity="released"` (checked by tests/methods/test_one_file.py). The package adds: several
 runs in one pass, caching, resumption, the choices of docs/concepts/fidelity.md, and everything
 around a method.
 
