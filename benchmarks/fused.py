@@ -31,6 +31,7 @@ from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.read import read_dataset
 from ogkd.data.splits import few_shot
+from ogkd.evaluation.confidence import ece
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Head, LinearHead, Support, TextSide, make_method
@@ -46,7 +47,7 @@ CONSTANTS += [{"rho": rho, "nu": 16.0, "kappa0": 8.0} for rho in (0.1, 1.0)]
 
 
 def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy, area under the risk-coverage curve, and mean negative log-likelihood."""
+    """Accuracy, area under the risk-coverage curve, likelihood, and how true probabilities are."""
     log_p = head.of_rows(features).double().log_softmax(-1)
     confidence, said = log_p.max(-1)
     wrong = (said != labels)[confidence.argsort(descending=True, stable=True)].double()
@@ -56,6 +57,8 @@ def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
         "accuracy": float((said == labels).double().mean()),
         "aurc": float(risks.mean()),
         "nll": float(nll),
+        "ece": ece(labels.numpy(), log_p.exp().numpy()),
+        "stated": float(confidence.exp().mean()),
     }
 
 
@@ -169,7 +172,13 @@ def tables(done: list[dict[str, Any]]) -> str:
     shots = sorted({row["shots"] for one in done for row in one["rows"]})
     head = "| | " + " | ".join(f"K={K}" for K in shots) + " |\n" + "|---" * (len(shots) + 1) + "|"
     lines: list[str] = []
-    for what, title in (("accuracy", "Accuracy (%)"), ("aurc", "AURC (%)"), ("nll", "NLL")):
+    for what, title in (
+        ("accuracy", "Accuracy (%)"),
+        ("aurc", "AURC (%)"),
+        ("nll", "NLL"),
+        ("ece", "ECE (%)"),
+        ("stated", "Stated probability (%)"),
+    ):
         factor = 1 if what == "nll" else 100
         lines += [f"\n{title}, mean of {len(done)} datasets\n", head]
         for method in methods:

@@ -129,10 +129,15 @@ def best_pooling(
     """`fit_pooling` and its penalised loss."""
     scores = relative(z.double(), normal)
     best, least, mean = Pooling(normal=tuple(normal)), math.inf, common_part(scores, case)
-    for tau in TAUS:
-        (heat, less, *bias), loss = _scaled(pooled(scores, case, tau), mean, labels)
-        if loss < least - 1e-9:
-            least, best = loss, Pooling(tau, heat, tuple(bias), tuple(normal), less)
+    import scipy.optimize  # noqa: F401  # whose threads are limited, too
+    from threadpoolctl import threadpool_limits
+
+    # A handful of numbers gains nothing by threads, and waits for them on a busy machine.
+    with threadpool_limits(1, user_api="blas"):
+        for tau in TAUS:
+            (heat, less, *bias), loss = _scaled(pooled(scores, case, tau), mean, labels)
+            if loss < least - 1e-9:
+                least, best = loss, Pooling(tau, heat, tuple(bias), tuple(normal), less)
     return best, least
 
 

@@ -23,10 +23,10 @@ from ogkd.methods.grid_search import deal
 KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 0.35  # prior standard deviation of log kappa around log kappa0
-_HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
+# Prior of the log of the factor on logits: spread, and mean 0.5 - 0.25 log2(images per class).
+_HEAT_SPREAD, _HEAT_START, _HEAT_FALL = 0.3, 0.5, 0.25
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
-# Of expectation-maximisation where no image can be held out; else one round, the chosen factor.
-_ROUNDS, _HEAT = 3, 1.5
+_ROUNDS = 3  # of expectation-maximisation where no image can be held out; else one
 _BALANCE = 0.5  # power that draws the classes' shares together; not where none can be held out
 _MOST = 16.0  # images per class that a whole pool counts as, however large it is
 POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
@@ -86,7 +86,7 @@ def choose(
 ) -> Choice:
     """Choose the weight kappa and the factor on logits on held-out support images.
 
-    With one image per class nothing can be held out: they are then kappa0 and 1.
+    With one image per class nothing can be held out: they are then the usual ones.
     """
 
     def fit(kept: Tensor) -> Experts:
@@ -95,7 +95,7 @@ def choose(
     fixed = config.kappa
     kappas = KAPPAS if fixed is None else (fixed,)
     choice = _best(rows, space, fit, kappas, config, folds=folds)
-    return choice or Choice(fixed or config.kappa0, 1.0)
+    return choice or Choice(fixed or config.kappa0, usual_heat(rows))
 
 
 def learn_from_pool(
@@ -129,14 +129,16 @@ def learn_from_pool(
             texts,
             rho=ridge(config),
             kappa=without.kappa,
-            heat=without.heat if chosen else _HEAT,
+            heat=without.heat,
             beta=beta,
             rounds=config.rounds or (1 if chosen else _ROUNDS),
             balance=config.balance if config.balance is not None else _BALANCE * chosen,
             known=[total - part for total, part in zip(sums, gone, strict=True)],
         )
 
-    choice = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS) or without
+    choice = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS) or Choice(
+        without.kappa, 1.0
+    )
     if chosen and float((choice.held - without.held).mean()) < 0:  # the same images are held out
         return None
     return choice, space, fit(torch.ones(known, dtype=torch.bool))
@@ -167,7 +169,7 @@ def _best(
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
         total = picked @ counts
-        cost = _prior_cost(heats, kappa, config) - total
+        cost = _prior_cost(heats / usual_heat(rows), kappa, config) - total
         position = int(cost.argmin())
         if float(cost[position]) < least:
             least, best = float(cost[position]), Choice(kappa, HEATS[position], picked[position])
@@ -175,11 +177,20 @@ def _best(
 
 
 def _prior_cost(heats: Tensor, kappa: float, config: FusedConfig) -> Tensor:
-    """-log of the prior of a factor on logits, for each of `heats`, and of kappa if it is free."""
+    """-log of the prior of kappa, if it is free, and of factors relative to the usual one."""
     cost = (heats.log() / _HEAT_SPREAD).square() / 2
     if config.kappa is None:
         cost = cost + (math.log(kappa / config.kappa0) / _KAPPA_SPREAD) ** 2 / 2
     return cost
+
+
+def usual_heat(rows: Rows) -> float:
+    """The factor on logits that is likeliest before any image is held out.
+
+    With few images logits are too small, with many too large, as the ridge vanishes.
+    """
+    per_class = float(weights(rows).sum()) / rows.classes
+    return math.exp(_HEAT_START - _HEAT_FALL * math.log2(per_class))
 
 
 def ridge(config: FusedConfig) -> float:
