@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from released_bank import PATH, released_source
-from stub_endpoint import Reply, Stub, stub_endpoint, texts
+from stub_server import Reply, StubServer, serve, texts
 from tiny_data import write_dataset
-from tiny_server import serve
 
 KEY = "sk-never-shown"
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    with stub_endpoint() as running:
+    with serve() as running:
         monkeypatch.setenv("OGKD_LLM_URL", running.url)
         monkeypatch.setenv("OGKD_LLM_KEY", KEY)
         yield running
@@ -132,8 +131,8 @@ def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
     outcome = ogkd(*ask_for(out, "--modality", "ct", "--organ", "abdomen"))
     assert outcome.code == 0, outcome.err
     assert ogkd("prompts", "check", out).code == 0
-    assert "CT images of the abdomen" in stub.asked[0]["messages"][-1]["content"]
-    assert f"Bearer {KEY}" in stub.headers[0].values()
+    assert "CT images of the abdomen" in stub.questions[0]["messages"][-1]["content"]
+    assert f"Bearer {KEY}" in stub.posts[0][1].values()
     assert KEY not in outcome.out + outcome.err + out.read_text()
 
 
@@ -201,11 +200,11 @@ def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
     words = [sys.executable, "-c", code, *map(str, ask_for(out))]
     process = subprocess.Popen(words, env=os.environ, stderr=subprocess.DEVNULL)
     end = time.monotonic() + 240
-    while len(stub.asked) < 2 and time.monotonic() < end and process.poll() is None:
+    while len(stub.questions) < 2 and time.monotonic() < end and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(stub.asked) == 2
+    assert len(stub.questions) == 2
     assert json.loads(out.read_text()) == {"kidney stone": first}
     assert [path.name for path in tmp_path.iterdir()] == ["bank.json"]
     assert ogkd(*ask_for(out)).code == 0

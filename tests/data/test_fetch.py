@@ -34,12 +34,12 @@ from ogkd.data.fetch import (
 )
 from ogkd.errors import DataError, OgkdWarning, StorageError
 from ogkd.files import blob_id
+from stub_server import StubServer, serve
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
-from tiny_server import TinyServer, serve
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as read when it was imported
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
@@ -50,7 +50,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
 
 
 @pytest.fixture
-def known(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+def known(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
     """The tiny benchmark, in the catalogue under its name."""
     tiny = record(server)
     for place in (module, catalog):
@@ -74,7 +74,7 @@ def left_in(folder: Path) -> list[str]:
     ],
 )
 def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
-    server: TinyServer, layout: dict[str, str]
+    server: StubServer, layout: dict[str, str]
 ) -> None:
     server.files["/TINY.zip"] = content(**layout)
     tiny = record(server)
@@ -93,7 +93,7 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     )
 
 
-def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
+def test_where_it_came_from_is_written_down(server: StubServer) -> None:
     server.headers = {"X-Repo-Commit": "d" * 40}
     source = json.loads((download_benchmark(record(server)) / "source.json").read_text())
     assert source["archive_sha256"] == hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
@@ -102,7 +102,7 @@ def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
     assert source["licence"] == "unknown"
 
 
-def test_what_is_here_is_not_fetched_again_unless_forced(server: TinyServer) -> None:
+def test_what_is_here_is_not_fetched_again_unless_forced(server: StubServer) -> None:
     tiny = record(server)
     folder = download_benchmark(tiny)
     server.asked.clear()
@@ -115,7 +115,7 @@ def test_what_is_here_is_not_fetched_again_unless_forced(server: TinyServer) -> 
 
 
 def test_another_folder_may_be_given_or_set(
-    server: TinyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = record(server)
     assert download_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
@@ -126,7 +126,7 @@ def test_another_folder_may_be_given_or_set(
 
 
 def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
-    server: TinyServer,
+    server: StubServer,
 ) -> None:
     server.files["/TINY.zip"] = content(split=None)
     with pytest.raises(DataError, match=r"does not contain split_TINY\.json"):
@@ -157,7 +157,7 @@ def refused(tiny: Benchmark, words: str) -> None:
     ],
 )
 def test_data_that_differ_from_the_catalogue_are_refused(
-    server: TinyServer, change: dict[str, Any]
+    server: StubServer, change: dict[str, Any]
 ) -> None:
     refused(record(server, **change), "tiny|TINY")
     right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
@@ -176,7 +176,7 @@ OUTSIDE = json.dumps({**SPLIT, "val": [["../../etc/passwd", 1, "tumor"]]}).encod
     ],
 )
 def test_an_archive_whose_images_are_not_those_of_its_split_is_refused(
-    server: TinyServer, files: dict[str, bytes], words: str
+    server: StubServer, files: dict[str, bytes], words: str
 ) -> None:
     server.files["/TINY.zip"] = packed({"split_TINY.json": SPLIT_BYTES, **files})
     refused(record(server, split_sha256=None), words)
@@ -192,7 +192,7 @@ def test_an_archive_whose_images_are_not_those_of_its_split_is_refused(
     ],
 )
 def test_a_hostile_archive_is_refused(
-    server: TinyServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    server: StubServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_BYTES", 1_000_000)
     monkeypatch.setattr(module, "_MAX_MEMBERS", 20)
@@ -212,7 +212,7 @@ def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 50, 0.6, 0.999])
-def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> None:
+def test_a_damaged_archive_is_fetched_anew(server: StubServer, keep: float) -> None:
     good = server.files["/TINY.zip"]
     server.files["/TINY.zip"] = good[: int(keep * len(good)) if keep < 1 else int(keep)]
     refused(record(server), "damaged or incomplete")
@@ -220,7 +220,7 @@ def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> N
     assert download_benchmark(record(server))
 
 
-def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_of_the_hub_is_used(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/")
     server.files["/datasets/o/n/resolve/main/TINY.zip"] = server.files.pop("/TINY.zip")
     url = "https://huggingface.co/datasets/o/n/resolve/main/TINY.zip"
@@ -229,7 +229,7 @@ def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("name", ["busi"])
 def test_a_real_split_file_passes_all_checks_of_its_record(
-    server: TinyServer, shared: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    server: StubServer, shared: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The published layout with the real split and stand-ins for its images."""
     monkeypatch.setenv("HF_ENDPOINT", server.address)
@@ -249,14 +249,14 @@ def test_a_real_split_file_passes_all_checks_of_its_record(
     assert dataset.names == real.class_names
 
 
-def test_offline_is_respected(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_respected(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     refused(record(server), "HF_HUB_OFFLINE is set")
     assert server.asked == []
 
 
 def test_a_full_disk_leaves_the_archive_for_the_next_attempt(
-    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise StorageError("no space")
@@ -297,7 +297,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
+def test_a_kill_during_the_transfer_is_resumed(server: StubServer) -> None:
     big = packed({**{f"TINY/{path}": b"1" for path in PATHS}, "fill": bytes(600_000)})
     server.files["/TINY.zip"] = big
     server.files["/split.json"] = SPLIT_BYTES
@@ -321,7 +321,7 @@ def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
     assert left_in(module.data_dir()) == ["tiny"]
 
 
-def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyServer) -> None:
+def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: StubServer) -> None:
     tiny = record(server)
     process = start(tiny, "unpacking")
     assert process.stdout is not None
@@ -335,7 +335,7 @@ def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyS
     assert left_in(module.data_dir()) == ["tiny"]
 
 
-def test_two_at_once_fetch_it_once(server: TinyServer) -> None:
+def test_two_at_once_fetch_it_once(server: StubServer) -> None:
     tiny = record(server)
     server.pause = 0.01
     found: list[Path] = []
@@ -398,7 +398,7 @@ def test_other_data_is_read_as_before(pictures: Path) -> None:
 
 
 def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_warning(
-    server: TinyServer,
+    server: StubServer,
 ) -> None:
     known = blob_id(SPLIT_BYTES)
     other = record(server, split_sha256=None, split_git_blob="0" * 40)

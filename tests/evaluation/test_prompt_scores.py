@@ -15,7 +15,7 @@ from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE
-from stub_endpoint import texts
+from stub_server import texts
 from tiny_data import case_of
 
 

@@ -31,21 +31,17 @@ def _bytes(content: bytes) -> Kind:
     return lambda path: path.write_bytes(content)
 
 
-def _folder_of(name: str, content: bytes) -> Kind:
-    def make(path: Path) -> None:
-        path.mkdir()
-        (path / name).write_bytes(content)
-
-    return make
+def _folder_of_noise(path: Path) -> None:
+    path.mkdir()
+    (path / "a.png").write_bytes(b"\x89PNG nonsense")
 
 
-def _images(names: list[str], count: int, *, blank: bool = False) -> Kind:
+def _images(*names: str, most: int = 255) -> Kind:
     def make(path: Path) -> None:
         for name in names:
             (path / name).mkdir(parents=True)
-            for index in range(count):
-                rng = np.random.default_rng([index, len(name)])
-                pixels = np.zeros((20, 20)) if blank else rng.integers(0, 255, (20, 20))
+            for index in range(3):
+                pixels = np.random.default_rng([index, len(name)]).integers(0, most, (20, 20))
                 Image.fromarray(pixels.astype(np.uint8)).save(path / name / f"{index}.png")
 
     return make
@@ -57,16 +53,7 @@ def _deep_zip(path: Path) -> None:
 
 
 def _safetensors(header: bytes, length: int | None = None) -> Kind:
-    size = struct.pack("<Q", len(header) if length is None else length)
-    return _bytes(size + header)
-
-
-def _noise(path: Path) -> None:
-    path.write_bytes(random.Random(7).randbytes(5000))
-
-
-def _large_image(path: Path) -> None:
-    Image.new("1", (9000, 9000)).save(path, format="PNG")
+    return _bytes(struct.pack("<Q", length or len(header)) + header)
 
 
 def _not_utf8_name(path: Path) -> bytes:
@@ -78,7 +65,7 @@ def _not_utf8_name(path: Path) -> bytes:
 KINDS: dict[str, Kind] = {
     "absent": lambda path: None,
     "empty": _bytes(b""),
-    "noise": _noise,
+    "noise": _bytes(random.Random(7).randbytes(5000)),
     "not text": _bytes(b"path,label\n\xff\xfe\x80,a\n"),
     "pipe": lambda path: os.mkfifo(path),
     "endless device": lambda path: "/dev/zero",
@@ -91,11 +78,11 @@ KINDS: dict[str, Kind] = {
     "empty word": lambda path: "",
     "markup": lambda path: "[bold]<script>alert(1)</script>",
     "folder": lambda path: path.mkdir(),
-    "folder of noise": _folder_of("a.png", b"\x89PNG nonsense"),
+    "folder of noise": _folder_of_noise,
     "folder, not UTF-8": _not_utf8_name,
-    "one class": _images(["only"], 3),
-    "blank images": _images(["a", "b"], 3, blank=True),
-    "misspelt split": _images(["train/a", "train/b", "tset/a"], 2),
+    "one class": _images("only"),
+    "blank images": _images("a", "b", most=1),
+    "misspelt split": _images("train/a", "train/b", "tset/a"),
     "json null": _json(None),
     "json list": _json([1, "a", None]),
     "json of nulls": _json({"schema_version": None, "metrics": None, "train": None, "a": None}),
@@ -110,7 +97,7 @@ KINDS: dict[str, Kind] = {
     "table, other columns": _bytes(b"a,b\n1,2\n"),
     "table, absent files": _bytes(b"path,label\na.png,a\nb.png,b\n"),
     "table, device": _bytes(b"path,label\n/dev/zero,a\n/dev/zero,b\n"),
-    "png, large": _large_image,
+    "png, large": lambda path: Image.new("1", (9000, 9000)).save(path, format="PNG"),
     "npz, bomb": _deep_zip,
     "safetensors, huge header": _safetensors(b"{}", 1 << 62),
     "safetensors, wrong shape": _safetensors(

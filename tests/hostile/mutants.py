@@ -51,17 +51,9 @@ def _damage(content: bytes, choose: Choose) -> bytes:
     form = choose.choice(sorted(_WIDTHS))
     number = struct.pack(form, choose.choice(_NUMBERS) % (1 << 8 * _WIDTHS[form]))
     noise = choose.randbytes(choose.randint(1, 8))
-    replacements = (
-        (noise, content[at + len(noise) :]),
-        (number, content[at + len(number) :]),
-        (b"", b""),  # cut
-        (b"", after),  # a part is missing,
-        (noise + here, after),  # or more than it should be,
-        (here * 3, after),
-        (here[::-1], after),
-        (bytes(len(here)), after),
-    )
-    return before + b"".join(choose.choice(replacements))
+    cut, missing, longer = b"", after, choose.choice((noise + here, here * 3)) + after
+    replaced = (new + content[at + len(new) :] for new in (noise, number, bytes(len(here))))
+    return before + choose.choice((cut, missing, longer, here[::-1] + after, *replaced))
 
 
 def changed(seeds: Sequence[Any]) -> Make:

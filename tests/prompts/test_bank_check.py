@@ -16,7 +16,7 @@ from ogkd.prompts.check import (
     words_of,
 )
 from ogkd.prompts.templates import modalities, modality_bank
-from stub_endpoint import texts
+from stub_server import texts
 
 GOOD = "Kidney stone seen as a small bright dot with a clean shadow behind it."
 
