@@ -1,8 +1,7 @@
 """Run the command line in forked children: cheap enough for thousands of hostile commands.
 
-A child has its own folder, 2 GiB of further memory and 20 seconds of a processor, after which the
-system ends it, as it does what waits for three minutes. Its parent has imported everything, so that a command
-costs what it does and not what its imports do.
+A child has its own folder, 2 GiB of further memory, 20 seconds of a processor and three minutes, then
+the system ends it. Its parent has imported everything: a command costs no imports.
 """
 
 from __future__ import annotations
@@ -82,7 +81,10 @@ def warm_up() -> None:
     from ogkd.backbones.loading import load_builtin
     from ogkd.cli import app
 
-    for name in [*(module.name for module in pkgutil.walk_packages(ogkd.__path__, "ogkd.")), *LATER]:
+    for name in [
+        *(module.name for module in pkgutil.walk_packages(ogkd.__path__, "ogkd.")),
+        *LATER,
+    ]:
         if not name.endswith("__main__"):
             with contextlib.suppress(ImportError):  # of an extra that is not installed
                 importlib.import_module(name)

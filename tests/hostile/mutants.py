@@ -80,17 +80,15 @@ def _change(value: Any, choose: Choose) -> Any:
     holder = value
     for parent in parents:
         holder = holder[parent]
-    what = choose.choice(["replace", "replace", "remove", "rename", "double"])
-    if what == "replace":
-        holder[key] = new
-    elif what == "remove":
-        del holder[key]
-    elif isinstance(holder, list):
-        holder.insert(key, copy.deepcopy(holder[key]))
-    elif what == "rename":
-        holder[choose.choice(_WORDS)] = holder.pop(key)
-    else:
-        holder[key] = [holder[key], holder[key]]
+    match choose.choice(["replace", "replace", "remove", "rename", "double"]):
+        case "remove":
+            del holder[key]
+        case "rename" if isinstance(holder, dict):
+            holder[choose.choice(_WORDS)] = holder.pop(key)
+        case "double":
+            holder[key] = [holder[key], copy.deepcopy(holder[key])]
+        case _:
+            holder[key] = new
     return value
 
 
