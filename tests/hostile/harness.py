@@ -1,6 +1,6 @@
 """Run the command line in forked children: cheap enough for thousands of hostile commands.
 
-A child has its own folder, 2 GiB of further memory, 20 seconds of a processor and three minutes, then
+A child has a folder, 2 GiB of further memory, 20 seconds of a processor and three minutes; then
 the system ends it. Its parent has imported everything: a command costs no imports.
 """
 

@@ -49,7 +49,7 @@ def test_a_file_its_bytes_and_its_picture_are_the_same(kind, tmp_path):
         RGB,
         RGB / 255.0,
         (RGB / 255).astype(np.float32),
-        np.dstack([RGB, GRAY]),
+        np.dstack([RGB, GRAY]),  # transparency is left out
         torch.tensor(RGB),
         torch.tensor(RGB).permute(2, 0, 1),
         torch.tensor(RGB).permute(2, 0, 1) / 255,
@@ -111,9 +111,12 @@ def test_what_is_not_an_image_is_refused_in_words(content, message, tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("form", [RGB, Image.fromarray(RGB), saved(Image.fromarray(RGB))])
-def test_the_limit_of_pixels_holds_for_all(form, monkeypatch):
+@pytest.mark.parametrize("form", [RGB, Image.fromarray(RGB), saved(Image.fromarray(RGB)), "a.png"])
+def test_the_limit_of_pixels_holds_for_all(form, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    png(tmp_path / "a.png", RGB)
     monkeypatch.setattr(decode, "MAX_PIXELS", 60)
+    monkeypatch.setattr(Image.Image, "load", None)  # it is not decoded
     with pytest.raises(DataError, match="more than the limit of 60"):
         read_image(form)
 
