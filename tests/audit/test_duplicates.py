@@ -83,8 +83,3 @@ def test_a_list_beyond_the_limit_is_cut_and_says_so(texture, tmp_path, monkeypat
     found = find_duplicates(scan_images(paths)[0], near=6)
     assert len(found.near) == 3
     assert not found.complete
-
-
-def test_no_readable_image_gives_no_duplicates(tmp_path: Path) -> None:
-    found = find_duplicates(scan_images([ImageRef(tmp_path / "absent.png")])[0], near=6)
-    assert (found.exact, found.near, found.flat) == ((), (), ())

@@ -76,8 +76,3 @@ def test_likeness_of_an_image_with_itself_is_one_and_with_its_negative_minus_one
     both = np.concatenate([small, 255 - small])
     found = likeness(both, np.array([0, 0]), np.array([0, 1]))
     np.testing.assert_allclose(found, [1.0, -1.0])
-
-
-def test_no_images_have_no_hashes() -> None:
-    hashes, flat = perceptual_hashes(np.zeros((0, SIDE, SIDE), np.uint8))
-    assert len(hashes) == len(flat) == 0
