@@ -217,13 +217,9 @@ class _Summary:
     failed: int = 0
     unfamiliar: int = 0
     foreign: int = 0
-    install: str = ""
 
     def count(self, decision: Decision) -> None:
-        from ogkd.images.ref import advice_once
-
         self.failed += decision.error is not None
-        self.install = self.install or advice_once([decision.error or ""])[1]
         self.unfamiliar += decision.unfamiliar is True and not decision.out_of_domain
         self.foreign += decision.out_of_domain is True
 
@@ -239,8 +235,7 @@ class _Summary:
                 "not rely on these predictions."
             )
         if self.failed:
-            text = f"{self.failed} of {cases} file(s) could not be read. {self.install}"
-            say(text.rstrip())
+            say(f"{self.failed} of {cases} file(s) could not be read.")
 
 
 def _write(

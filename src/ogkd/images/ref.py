@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -112,20 +112,6 @@ def decoding(file: Path) -> Iterator[None]:
 def damaged(file: Path, error: Exception) -> DataError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return DataError(f"{file} is damaged or cut short ({reason}).")
-
-
-def advice_once(reasons: Sequence[str]) -> tuple[list[str], str]:
-    """Reasons without the advice that several may share, and that advice, once.
-
-    >>> advice_once([f"a.dcm cannot be read. {INSTALL}", "b.png is empty."])[0]
-    ['a.dcm cannot be read.', 'b.png is empty.']
-    """
-    short, shared = list(reasons), []
-    for advice in (INSTALL, WHICH_SLICE):
-        if any(reason.endswith(advice) for reason in short):
-            short = [reason.removesuffix(advice).rstrip() for reason in short]
-            shared.append(advice)
-    return short, " ".join(shared)
 
 
 @dataclass(frozen=True)
