@@ -185,7 +185,7 @@ def test_the_slice_of_the_fit_is_the_slice_of_the_prediction(command, volumes, t
     code, _, err = command("fit", volumes, "--out", out, *QUICK)
     assert code == 2
     assert "6 file(s)" in err
-    assert err.count("axis=2,index=middle") == 1
+    assert "axis=2,index=middle" in err
     code, _, err = command("fit", volumes, "--out", out, *QUICK, "--slice", "axis=2,index=middle")
     assert code == 0, err
     assert str(ogkd.load(out).card.grouping.slice) == "axis=2,index=middle"
@@ -251,7 +251,7 @@ def test_a_model_that_skipped_files_is_replaced_by_a_new_fit(bert_backbone, data
 
 
 @pytest.mark.slow
-def test_dicom_files_without_the_extra_are_skipped_and_the_pip_line_is_printed_once(
+def test_dicom_files_without_the_extra_are_skipped_with_the_reason(
     command, clean, tmp_path, monkeypatch
 ):
     """In fit and evaluate, with skip and with stop."""
@@ -261,15 +261,15 @@ def test_dicom_files_without_the_extra_are_skipped_and_the_pip_line_is_printed_o
     monkeypatch.setitem(sys.modules, "pydicom", None)
     model = tmp_path / "model"
     code, _, err = command("fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin")
-    assert (code, err.count("pip install")) == (2, 1)
+    assert (code, err.count("pip install")) == (2, 3)
     assert err.count(".dcm is a DICOM file") == 3
     skip = ("--on-error", "skip")
     code, _, err = command(
         "fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin", *skip
     )
-    assert (code, err.count("pip install")) == (0, 1)
+    assert code == 0
     assert "Skipped 3 file(s)" in err
-    assert all("DICOM" in row["reason"] for row in skipped(model))
+    assert all("pip install" in row["reason"] for row in skipped(model))
     code, _, err = command("evaluate", model, clean, *skip)
-    assert (code, err.count("pip install")) == (0, 1)
+    assert (code, err.count("pip install")) == (0, 3)
     assert err.count(".dcm is a DICOM file") == 3

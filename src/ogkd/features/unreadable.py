@@ -111,10 +111,8 @@ def readable_cases(cases: Sequence[Case], task: Task) -> tuple[list[Case], list[
     refused = {file.image for file in bad if file.image is not None}
     trimmed = (case.without(refused, empty=True) for case in cases)
     good = [case for case in trimmed if case is not None]
-    before, after = (
-        {number for case in some for number in task.shown(case.target)} for some in (cases, good)
-    )
-    if lost := before - after:
+    lost = {number for case in cases for number in task.shown(case.target)}
+    if lost := lost.difference(*(task.shown(case.target) for case in good)):
         names = ", ".join(task.names[number] for number in sorted(lost))
         raise unreadable_error(
             bad, f"Without them no image is left of: {names}. Fix them, or remove the class."
