@@ -31,20 +31,11 @@ def test_a_researcher_finds_what_they_expect():
     assert ogkd.__version__ == metadata.version("ogkd")
     assert ogkd.methods.METHODS["coop"].Config().train.lr == 2e-3
     assert ogkd.losses.cross_entropy.__doc__
-
-
-def test_help_shows_what_there_is():
     text = pydoc.render_doc(ogkd)
     assert 'ogkd.fit("my_images/", shots=16)' in text
     assert all(name in text for name in EXPECTED)
-
-
-def test_tab_completion_shows_names_and_no_clutter():
     shown = [name for name in dir(ogkd) if not name.startswith("_")]
     assert shown == sorted(name for name in ogkd.__all__ if not name.startswith("_"))
-
-
-def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'fitt'"):
         ogkd.fitt  # noqa: B018
 

@@ -112,13 +112,8 @@ def test_padding_is_black_and_does_not_stretch_the_range(tmp_path):
     array = SIGNED.copy()
     array[:5] = -32768
     for photometric in ("MONOCHROME1", "MONOCHROME2"):
-        file = dicom(
-            tmp_path / photometric,
-            array,
-            PixelPaddingValue=-32768,
-            PhotometricInterpretation=photometric,
-        )
-        found = gray(file)
+        look = {"PixelPaddingValue": -32768, "PhotometricInterpretation": photometric}
+        found = gray(dicom(tmp_path / photometric, array, **look))
         assert (found[:5] == 0).all()
         assert {found[5:].min(), found[5:].max()} == {0, 255}
 
@@ -144,12 +139,8 @@ def test_each_frame_of_an_enhanced_file_has_its_own_window(tmp_path):
         )
         for centre in (600, 3000)
     ]
-    file = dicom(
-        tmp_path / "a",
-        np.stack([SHADES, SHADES]),
-        frames=True,
-        PerFrameFunctionalGroupsSequence=groups,
-    )
+    frames, each = np.stack([SHADES, SHADES]), {"PerFrameFunctionalGroupsSequence": groups}
+    file = dicom(tmp_path / "a", frames, frames=True, **each)
     for number, centre in enumerate((600, 3000)):
         plain = {"WindowCenter": centre, "WindowWidth": 200}
         alone = dicom(tmp_path / "b", SHADES, RescaleSlope=2, RescaleIntercept=0, **plain)
