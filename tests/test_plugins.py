@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,24 +56,21 @@ def write(path, text):
     return path
 
 
-class Entry:
-    """An entry point whose package is not really installed."""
-
-    def __init__(self, value, *, name="thing", package="some-package"):
-        self.name, self.value, self.module = name, "some.module:Thing", "some.module"
-        self.dist = type("Dist", (), {"name": package})
-        self._thing = value
-
-    def load(self):
-        if isinstance(self._thing, BaseException):
-            raise self._thing
-        return self._thing
-
-
 @pytest.fixture
 def install(monkeypatch):
+    """Entry points of a package that is not really installed."""
+
+    def entry(thing):
+        def load():
+            if isinstance(thing, BaseException):
+                raise thing
+            return thing
+
+        facts = {"name": "thing", "value": "some.module:Thing", "module": "some.module"}
+        return SimpleNamespace(**facts, dist=SimpleNamespace(name="some-package"), load=load)
+
     def install(group, *things):
-        found = {group: [Entry(thing) for thing in things]}
+        found = {group: [entry(thing) for thing in things]}
         monkeypatch.setattr(metadata, "entry_points", lambda *, group: found.get(group, []))
 
     return install

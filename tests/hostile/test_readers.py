@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -149,21 +150,11 @@ IMAGES = {  # name, part, and the ways to make a valid one
     "tiff": (
         "a.tif",
         "",
-        saved,
-        lambda at: saved(at, compression="tiff_lzw"),
-        lambda at: saved(at, compression="jpeg"),
-        tiff,
-        lambda at: tiff(at, compression="zlib"),
-        lambda at: tiff(at, bigtiff=True),
-        lambda at: tiff(at, byteorder=">"),
+        *(partial(saved, compression=kind) for kind in (None, "tiff_lzw", "jpeg")),
+        *(partial(tiff, **how) for how in ({"compression": "zlib"}, {"bigtiff": True}, {})),
+        partial(tiff, byteorder=">"),
     ),
-    "png": (
-        "a.png",
-        "",
-        saved,
-        lambda at: png(at, SMALL.astype(np.uint16) * 99),
-        lambda at: png(at, SHADES[:9]),
-    ),
+    "png": ("a.png", "", saved, lambda at: png(at, SMALL.astype(np.uint16) * 99)),
     "jpeg": ("a.jpg", "", saved, lambda at: saved(at, progressive=True)),
     "webp": ("a.webp", "", saved, lambda at: saved(at, lossless=True)),
     "npz": ("a.npz", "#test/0", lambda at: medmnist(at, test_images=SMALL[None])),

@@ -147,8 +147,8 @@ def unusable(
             continue
         known |= dict.fromkeys(members, agreed)
         order = sorted(members, key=lambda n: (yields(cases[n]), cases[n].image.as_posix()))
-        keep, *others = [number for number in order if number not in reasons] or [-1]
-        for number in others:  # the copy that is tested on is the one to keep
+        keep, *copies = [number for number in order if number not in reasons] or [-1]
+        for number in copies:  # the copy that is tested on is the one to keep
             why = f"the same image as {audit.records[keep].file}"
             reasons[number] = ("copy", f"{audit.records[number].file}: {why}")
     return reasons, known

@@ -103,6 +103,8 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
         raise DataError(ref.reason)
     try:
         pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_once(ref)
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+            raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
             raise BlankImage(f"{ref} is blank: all of its pixels are the same.")
         return pixels

@@ -79,17 +79,22 @@ def _each(images: Any) -> Iterator[Any]:
         if images.ndim not in (1, 3, 4):
             raise DataError(f"An array of shape {tuple(images.shape)} is not a batch of images.")
         yield from images
-    elif isinstance(images, Iterable | Dataset) and not isinstance(images, Mapping | DataLoader):
+    elif isinstance(images, Dataset) and hasattr(images, "__len__"):
         # Not every dataset ends its iteration, so count.
-        numbered = isinstance(images, Dataset) and hasattr(images, "__len__")
-        items = map(images.__getitem__, range(len(images))) if numbered else images
-        for item in items:  # which may have a label
-            if isinstance(item, Mapping) and "image" not in item:
-                raise DataError(f"An item has no 'image'. It has: {', '.join(map(str, item))}.")
-            key = "image" if isinstance(item, Mapping) else 0
-            yield item[key] if isinstance(item, Mapping | tuple | list) and item else item
+        yield from (_of_item(images[number]) for number in range(len(images)))
+    elif isinstance(images, Iterable) and not isinstance(images, Mapping | DataLoader):
+        yield from map(_of_item, images)
     else:
         raise DataError(f"{type(images).__name__} is not an image or a collection of images.")
+
+
+def _of_item(item: Any) -> Any:
+    """The image of an item, which may have a label."""
+    if isinstance(item, Mapping):
+        if "image" not in item:
+            raise DataError(f"An item has no 'image'. It has: {', '.join(map(str, item))}.")
+        return item["image"]
+    return item[0] if isinstance(item, tuple | list) and item else item
 
 
 def array_to_rgb(image: Any, name: str) -> NDArray[np.uint8]:
