@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,24 +57,21 @@ def write(path, text):
     return path
 
 
-class Entry:
-    """An entry point whose package is not really installed."""
-
-    def __init__(self, value, *, name="thing", package="some-package"):
-        self.name, self.value, self.module = name, "some.module:Thing", "some.module"
-        self.dist = type("Dist", (), {"name": package})
-        self._thing = value
-
-    def load(self):
-        if isinstance(self._thing, BaseException):
-            raise self._thing
-        return self._thing
-
-
 @pytest.fixture
 def install(monkeypatch):
+    """Entry points of a package that is not really installed."""
+
+    def entry(thing):
+        def load():
+            if isinstance(thing, BaseException):
+                raise thing
+            return thing
+
+        facts = {"name": "thing", "value": "some.module:Thing", "module": "some.module"}
+        return SimpleNamespace(**facts, dist=SimpleNamespace(name="some-package"), load=load)
+
     def install(group, *things):
-        found = {group: [Entry(thing) for thing in things]}
+        found = {group: [entry(thing) for thing in things]}
         monkeypatch.setattr(metadata, "entry_points", lambda *, group: found.get(group, []))
 
     return install
@@ -86,21 +84,19 @@ def test_a_file_adds_a_method_for_this_process_and_its_workers(tmp_path, monkeyp
     assert plugins.load(file) == "mine"  # again: nothing happens
     assert os.environ[plugins.VARIABLE] == str(file)
     assert plugins.name_of(METHODS["means"]) == "mine"
+    (tmp_path / "plugged").mkdir()
+    write(tmp_path / "plugged" / "__init__.py", "from ogkd.methods import METHODS\nlist(METHODS)")
+    write(tmp_path / "plugged" / "methods.py", METHOD.replace('"means"', '"others"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.load("plugged.methods") == "plugged"  # a module, by its name
+    assert plugins.name_of(METHODS["others"]) == "plugged"
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
     assert make_method("means").name == "means"
     script = "import ogkd; print(ogkd.methods.make_method('means').summary)"
     process = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd="/"
     )
     assert process.stdout == "class means\n", process.stderr
-
-
-def test_a_module_is_loaded_by_its_name(tmp_path, monkeypatch):
-    (tmp_path / "plugged").mkdir()
-    write(tmp_path / "plugged" / "__init__.py", "")
-    write(tmp_path / "plugged" / "methods.py", METHOD)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert plugins.load("plugged.methods") == "plugged"
-    assert plugins.name_of(METHODS["means"]) == "plugged"
 
 
 def test_ray_workers_get_the_plugins_of_the_process_that_asks(tmp_path, monkeypatch):
@@ -182,27 +178,24 @@ def test_installed_methods_are_found_when_they_are_needed(install):
 
 
 @pytest.mark.parametrize(
-    ("thing", "message"),
+    ("group", "thing", "message"),
     [
-        (ImportError("no torch"), "ImportError: no torch"),
-        (means("coop"), "Two methods are named 'coop'"),
-        (3, "3 is not a subclass of"),
+        (plugins.METHODS, ImportError("no torch"), "ImportError: no torch"),
+        (plugins.METHODS, means("coop"), "Two methods are named 'coop'"),
+        (plugins.METHODS, 3, "3 is not a subclass of"),
+        (plugins.DATASETS, 3, "not the path of a catalogue"),
+        (plugins.DATASETS, "/no/such/file.toml", "No such file"),
+        (plugins.DATASETS, OSError("x"), "OSError: x"),
     ],
 )
-def test_a_broken_package_is_one_message_and_ogkds_own_methods_still_work(install, thing, message):
-    install(plugins.METHODS, thing)
+def test_a_broken_package_is_one_message_and_ogkds_own_still_work(install, group, thing, message):
+    install(group, thing)
+    ask = make_method if group == plugins.METHODS else catalog.benchmark
     for _ in range(2):  # the second time too
-        with pytest.raises(ConfigError, match=rf"The plugin 'some-package' .*{message}"):
-            make_method("means")
-    with pytest.raises(ConfigError, match="some-package"):
-        sorted(METHODS)
+        with pytest.raises(ConfigError, match=rf"'some-package'.*{message}"):
+            ask("means")
     assert make_method("gda").name == "gda"
-
-
-def test_a_plugin_may_ask_for_methods_while_it_is_loaded(tmp_path, monkeypatch):
-    file = write(tmp_path / "mine.py", "from ogkd.methods import METHODS\nlist(METHODS)" + METHOD)
-    monkeypatch.setenv(plugins.VARIABLE, str(file))
-    assert "means" in METHODS
+    assert catalog.benchmark("btmri").name == "btmri"
 
 
 def test_ogkds_own_methods_are_of_no_plugin():

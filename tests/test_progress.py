@@ -38,16 +38,11 @@ def test_bar_count_and_times_fit_on_a_line(monkeypatch, columns, description, to
     assert ("loss 1.234" in line) == (note == "loss 1.234")
 
 
-def test_short_work_without_a_terminal_prints_nothing(capsys):
-    with progress_bar("Training", 50) as bar:
-        bar.advance(25)
-        bar.describe("loss 1.234")
-    assert capsys.readouterr() == ("", "")
-
-
-def test_long_work_without_a_terminal_prints_lines(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_INTERVAL", 0.0)
+@pytest.mark.parametrize("interval", [0.0, 30.0])
+def test_long_work_without_a_terminal_prints_lines(monkeypatch, capsys, interval):
+    monkeypatch.setattr(progress, "_INTERVAL", interval)
     with progress_bar("Training", 50) as bar:
         bar.describe("loss 1.234")
         bar.advance(25)
-    assert capsys.readouterr() == ("", "Training 25/50 loss 1.234\n")
+    line = "" if interval else "Training 25/50 loss 1.234\n"
+    assert capsys.readouterr() == ("", line)

@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    SiglipConfig,
-    SiglipModel,
-)
+from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "the",
-    "scan",
-    "with",
-    "benign",
-    "malignant",
-    "normal",
-    "tumor",
-    "cyst",
-    "brain",
-    "kidney",
-    "lung",
-    ".",
-]
+WORDS = re.findall(
+    r"\S+", "a photo of the scan with benign malignant normal tumor cyst brain kidney lung ."
+)
 SIZE = 32  # pixels; patches of 8, so a grid of 4 x 4
 CONTEXT = 12  # tokens
 TEXTS = ["a photo of a benign tumor.", "normal lung", "the brain scan with a malignant cyst"]
 
-_SMALL: dict[str, Any] = {
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-}
+_SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 _TEXT: dict[str, Any] = {**_SMALL, "hidden_size": 16, "max_position_embeddings": CONTEXT}
 _VISION: dict[str, Any] = {**_SMALL, "hidden_size": 24, "image_size": SIZE, "patch_size": 8}
 

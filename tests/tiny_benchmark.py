@@ -10,7 +10,7 @@ import zipfile
 from typing import Any
 
 from ogkd.data.catalog import Benchmark
-from tiny_server import TinyServer
+from stub_server import StubServer
 
 SPLIT = {
     "train": [["tumor/2.png", 1, "tumor"], ["no_finding/1.png", 0, "no finding"]],
@@ -39,7 +39,7 @@ def content(*, images: str = "TINY/TINY/", split: str | None = "TINY/split_TINY.
     return packed(files)
 
 
-def record(server: TinyServer, **changes: Any) -> Benchmark:
+def record(server: StubServer, **changes: Any) -> Benchmark:
     facts: dict[str, Any] = {
         "name": "tiny",
         "title": "Tiny",

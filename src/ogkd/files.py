@@ -83,13 +83,8 @@ def is_text(text: str) -> bool:
 
 def read_json(path: Path, *, encoding: str = "utf-8", hook: _Hook | None = None) -> Any:
     """The value in a small JSON file; whatever is wrong with it is a ValueError."""
-    return parse_json(read_text(path, encoding=encoding), hook=hook)
-
-
-def parse_json(text: str | bytes, *, hook: _Hook | None = None) -> Any:
-    """The value that a JSON text stands for; whatever is wrong with it is a ValueError."""
     try:
-        value = json.loads(text, object_pairs_hook=hook)
+        value = json.loads(read_text(path, encoding=encoding), object_pairs_hook=hook)
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -189,9 +184,11 @@ def folder_atomically(path: Path) -> Iterator[Path]:
         try:
             yield aside
             files = [file for file in aside.rglob("*") if file.is_file()]
+            os.umask(mask := os.umask(0))
+            readable = 0o666 & ~mask
             for file in files:
                 with contextlib.suppress(PermissionError):  # a link may belong to someone else
-                    file.chmod(0o666 & ~_umask())  # safetensors makes private files
+                    file.chmod(readable)  # safetensors makes private files
             if len(files) > _MANY and hasattr(os, "sync"):
                 os.sync()  # one by one, 100,000 images would take twenty minutes
             else:
@@ -204,10 +201,7 @@ def folder_atomically(path: Path) -> Iterator[Path]:
 
 
 def _replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` where `path` is. A rename cannot replace a folder: the old one steps aside.
-
-    If the process is killed between the renames, `recover` brings it back.
-    """
+    """Put `aside` where `path` is. A rename cannot replace a folder: the old one steps aside."""
     old = _old(path)
     if path.is_dir():
         shutil.rmtree(old, ignore_errors=True)
@@ -245,16 +239,13 @@ def exclusive_lock(target: Path, *, timeout: float = -1) -> Iterator[None]:
             raise StorageError(
                 f"Another process is writing {target} now.", argument="out"
             ) from error
-        except NotImplementedError:
-            pass  # a file system without locks
     try:
         yield
     finally:
-        if lock.is_locked:
-            if timeout == 0:  # nobody waits for it
-                with contextlib.suppress(OSError):  # Windows keeps a file that is open
-                    file.unlink()
-            lock.release()
+        if timeout == 0:  # nobody waits for it
+            with contextlib.suppress(OSError):  # Windows keeps a file that is open
+                file.unlink()
+        lock.release()
 
 
 def fail_if_locked(target: Path) -> contextlib.AbstractContextManager[None]:
@@ -310,9 +301,3 @@ def _sync(path: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -56,10 +56,7 @@ def test_a_changed_copy_keeps_nearly_all_bits(change, texture) -> None:  # type:
         assert bits_between(original, copy) <= 4
         small = np.stack([small_gray(original), small_gray(copy)])
         assert likeness(small, np.array([0]), np.array([1]))[0] > 0.99
-
-
-def test_other_images_differ_in_many_bits(texture) -> None:  # type: ignore[no-untyped-def]
-    assert min(bits_between(texture(0), texture(seed)) for seed in range(1, 30)) > 12
+        assert bits_between(original, texture(seed + 10)) > 12
 
 
 @pytest.mark.parametrize("level", [0, 127, 255])
@@ -76,8 +73,3 @@ def test_likeness_of_an_image_with_itself_is_one_and_with_its_negative_minus_one
     both = np.concatenate([small, 255 - small])
     found = likeness(both, np.array([0, 0]), np.array([0, 1]))
     np.testing.assert_allclose(found, [1.0, -1.0])
-
-
-def test_no_images_have_no_hashes() -> None:
-    hashes, flat = perceptual_hashes(np.zeros((0, SIDE, SIDE), np.uint8))
-    assert len(hashes) == len(flat) == 0

@@ -13,8 +13,8 @@ import ogkd.cli.doctor as doctor
 from ogkd.backbones import loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
+from stub_server import serve
 from tiny_backbones import make_clip
-from tiny_server import serve
 
 PASS = ("PASS", "Python", "3.11", "")
 WARN = ("WARN", "Model hub", "does not answer", "use a network")

@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 
 from released_bank import PATH, released_source
-from stub_endpoint import Reply, Stub, stub_endpoint, texts
+from stub_server import Reply, StubServer, serve, texts
 from tiny_data import write_dataset
-from tiny_server import serve
 
 KEY = "sk-never-shown"
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    with stub_endpoint() as running:
+    with serve() as running:
         monkeypatch.setenv("OGKD_LLM_URL", running.url)
         monkeypatch.setenv("OGKD_LLM_KEY", KEY)
         yield running
@@ -99,8 +98,8 @@ def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
     outcome = ogkd(*ask_for(out, "--modality", "ct", "--organ", "abdomen"))
     assert outcome.code == 0, outcome.err
     assert ogkd("prompts", "check", out).code == 0
-    assert "CT images of the abdomen" in stub.asked[0]["messages"][-1]["content"]
-    assert f"Bearer {KEY}" in stub.headers[0].values()
+    assert "CT images of the abdomen" in stub.questions[0]["messages"][-1]["content"]
+    assert f"Bearer {KEY}" in stub.posts[0][1].values()
     assert KEY not in outcome.out + outcome.err + out.read_text()
 
 

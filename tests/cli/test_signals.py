@@ -1,12 +1,9 @@
-"""The moments around a command: Ctrl-C at any time, closed streams, warnings, no memory."""
+"""The moments around a command: Ctrl-C, a reader that leaves, warnings, no memory."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -15,52 +12,30 @@ from ogkd import cli
 from ogkd.errors import OgkdWarning
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and shells of Unix")
-ENV = {**os.environ, "PYTHONUNBUFFERED": ""}
-# Says when the command line has begun to listen: before, an interruption is Python's own matter. A
-# command that ends well waits to be interrupted too: it may be faster than the test, or have lost
-# the interruption.
-STARTED = """
-import signal, time, ogkd.__main__
-listen = signal.signal
-def say(number, handler):
-    signal.signal = listen
-    found = listen(number, handler)
-    print('started', flush=True)
-    return found
-signal.signal = say
-try:
-    ogkd.__main__.main()
-except SystemExit as end:
-    if end.code:
-        raise
-    time.sleep(600)
-"""
 
 
-def _hear():
-    """Let Ctrl-C reach a child, also if these tests run in the background, where it is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.mark.parametrize("delay", [0, 0.02, 0.1, 0.3, 1.0])
-def test_an_interruption_at_any_moment_is_quiet(delay):
-    process = subprocess.Popen(
-        [sys.executable, "-c", STARTED, "backbones", "info", "builtin", "--verify"],
-        env=ENV,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=_hear,
+def shell(line, **options):
+    line = line.replace("ogkd", f"{sys.executable} -m ogkd")
+    return subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=False, **options
     )
-    try:
-        assert process.stdout.readline() == "started\n"
-        time.sleep(delay)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode in (130, -signal.SIGINT)  # a shell shows both as 130
-    assert said == ""
+
+
+def test_an_interruption_is_one_line_and_130():
+    code = (
+        "import os, signal, ogkd.cli, ogkd.__main__\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "ogkd.cli.app = lambda **_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "ogkd.__main__.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"Stopped.\n")
+
+
+def test_a_reader_that_wants_one_line_gets_it():
+    done = shell("set -o pipefail; ogkd bench run phantoms/few-shot --out runs --dry-run | head -1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
 
 
 def test_our_own_warnings_are_notes_and_those_of_libraries_are_not_shown(ogkd, monkeypatch):

@@ -29,12 +29,12 @@ from ogkd.data.fetch import (
 )
 from ogkd.errors import DataError, OgkdWarning
 from ogkd.files import blob_id
+from stub_server import StubServer, serve
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
-from tiny_server import TinyServer, serve
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as read when it was imported
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
@@ -45,7 +45,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
 
 
 @pytest.fixture
-def known(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+def known(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
     """The tiny benchmark, in the catalogue under its name."""
     tiny = record(server)
     for place in (module, catalog):
@@ -75,7 +75,7 @@ def refused(tiny: Benchmark, words: str) -> None:
     ],
 )
 def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
-    server: TinyServer, layout: dict[str, str]
+    server: StubServer, layout: dict[str, str]
 ) -> None:
     server.files["/TINY.zip"] = content(**layout)
     tiny = record(server)
@@ -94,7 +94,7 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     )
 
 
-def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
+def test_where_it_came_from_is_written_down(server: StubServer) -> None:
     server.headers = {"X-Repo-Commit": "d" * 40}
     source = json.loads((download_benchmark(record(server)) / "source.json").read_text())
     assert source["archive_sha256"] == hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
@@ -104,7 +104,7 @@ def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
 
 
 def test_a_folder_may_be_given_or_set_and_is_not_fetched_again(
-    server: TinyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = record(server)
     assert download_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
@@ -117,7 +117,7 @@ def test_a_folder_may_be_given_or_set_and_is_not_fetched_again(
 
 
 def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
-    server: TinyServer,
+    server: StubServer,
 ) -> None:
     server.files["/TINY.zip"] = content(split=None)
     with pytest.raises(DataError, match=r"does not contain split_TINY\.json"):
@@ -140,7 +140,7 @@ def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
     ],
 )
 def test_data_that_differ_from_the_catalogue_are_refused(
-    server: TinyServer, change: dict[str, Any]
+    server: StubServer, change: dict[str, Any]
 ) -> None:
     refused(record(server, **change), "tiny|TINY")
     right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
@@ -159,7 +159,7 @@ OUTSIDE = json.dumps({**SPLIT, "val": [["../../etc/passwd", 1, "tumor"]]}).encod
     ],
 )
 def test_an_archive_whose_images_are_not_those_of_its_split_is_refused(
-    server: TinyServer, files: dict[str, bytes], words: str
+    server: StubServer, files: dict[str, bytes], words: str
 ) -> None:
     server.files["/TINY.zip"] = packed({"split_TINY.json": SPLIT_BYTES, **files})
     refused(record(server, split_sha256=None), words)
@@ -173,7 +173,7 @@ def test_an_archive_whose_images_are_not_those_of_its_split_is_refused(
     ],
 )
 def test_a_hostile_archive_is_refused(
-    server: TinyServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    server: StubServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_BYTES", 1_000_000)
     server.files["/TINY.zip"] = packed(members)
@@ -182,7 +182,7 @@ def test_a_hostile_archive_is_refused(
 
 
 @pytest.mark.parametrize("keep", [0, 0.6])
-def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> None:
+def test_a_damaged_archive_is_fetched_anew(server: StubServer, keep: float) -> None:
     good = server.files["/TINY.zip"]
     server.files["/TINY.zip"] = good[: int(keep * len(good))]
     refused(record(server), "damaged or incomplete")
@@ -190,7 +190,7 @@ def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> N
     assert download_benchmark(record(server))
 
 
-def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_of_the_hub_is_used(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/")
     server.files["/datasets/o/n/resolve/main/TINY.zip"] = server.files.pop("/TINY.zip")
     url = "https://huggingface.co/datasets/o/n/resolve/main/TINY.zip"
@@ -198,7 +198,7 @@ def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.Mon
 
 
 def test_a_real_split_file_passes_all_checks_of_its_record(
-    server: TinyServer, shared: Path, monkeypatch: pytest.MonkeyPatch
+    server: StubServer, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The published layout with the real split and stand-ins for its images."""
     monkeypatch.setenv("HF_ENDPOINT", server.address)
@@ -219,7 +219,7 @@ def test_a_real_split_file_passes_all_checks_of_its_record(
     assert dataset.names == real.class_names
 
 
-def test_offline_is_respected(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_is_respected(server: StubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     refused(record(server), "HF_HUB_OFFLINE is set")
     assert server.asked == []
@@ -237,7 +237,7 @@ fetch.download_benchmark(Benchmark.model_validate_json(sys.argv[1]))
 """
 
 
-def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyServer) -> None:
+def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: StubServer) -> None:
     tiny = record(server)
     words = [sys.executable, "-c", PROGRAM, tiny.model_dump_json()]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
@@ -301,7 +301,7 @@ def test_other_data_is_read_as_before(pictures: Path) -> None:
 
 
 def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_warning(
-    server: TinyServer,
+    server: StubServer,
 ) -> None:
     known = blob_id(SPLIT_BYTES)
     other = record(server, split_sha256=None, split_git_blob="0" * 40)

@@ -147,12 +147,3 @@ def test_images_that_do_not_fit_into_memory_are_decoded_for_each_crop(
     assert sum(picture.pixels is not None for picture in run.views.pictures) == 2
     found = [batch.globals for batch in batches_from(0, [run], TWO, CPU)]
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-
-
-def test_many_crops_go_through_in_several_passes(bert_backbone, pictures, monkeypatch):
-    views = OnlineViews(bert_backbone, images_of(pictures), patches=False)
-    drawn = views.draw(np.array([0, 1, 2, 3, 4]), np.random.default_rng(0))
-    crops = [views.cut(one) for one in drawn]
-    whole = views.encode(crops).globals
-    monkeypatch.setattr(module, "_AT_ONCE", 2)
-    torch.testing.assert_close(views.encode(crops).globals, whole, rtol=0, atol=1e-6)

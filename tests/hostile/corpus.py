@@ -1,8 +1,8 @@
 """What strangers, accidents and attackers hand to a program, and where they put it.
 
-KINDS make a file (or a name) that is wrong in one way. PLACES are commands in which {bad} is
-replaced by it. Every kind meets every place. Beside these, every option of every command that takes
-a text or a path meets SOME kinds: `options` finds them, so that a new command is here at once.
+KINDS make a file (or a name) that is wrong in one way. `places` are commands in which {bad} is
+replaced by it: every argument that takes a text or a path meets every kind, every option SOME. They
+are found, so that a new command is here at once.
 """
 
 from __future__ import annotations
@@ -31,21 +31,17 @@ def _bytes(content: bytes) -> Kind:
     return lambda path: path.write_bytes(content)
 
 
-def _folder_of(name: str, content: bytes) -> Kind:
-    def make(path: Path) -> None:
-        path.mkdir()
-        (path / name).write_bytes(content)
-
-    return make
+def _folder_of_noise(path: Path) -> None:
+    path.mkdir()
+    (path / "a.png").write_bytes(b"\x89PNG nonsense")
 
 
-def _images(names: list[str], count: int, *, blank: bool = False) -> Kind:
+def _images(*names: str, most: int = 255) -> Kind:
     def make(path: Path) -> None:
         for name in names:
             (path / name).mkdir(parents=True)
-            for index in range(count):
-                rng = np.random.default_rng([index, len(name)])
-                pixels = np.zeros((20, 20)) if blank else rng.integers(0, 255, (20, 20))
+            for index in range(3):
+                pixels = np.random.default_rng([index, len(name)]).integers(0, most, (20, 20))
                 Image.fromarray(pixels.astype(np.uint8)).save(path / name / f"{index}.png")
 
     return make
@@ -57,16 +53,7 @@ def _deep_zip(path: Path) -> None:
 
 
 def _safetensors(header: bytes, length: int | None = None) -> Kind:
-    size = struct.pack("<Q", len(header) if length is None else length)
-    return _bytes(size + header)
-
-
-def _noise(path: Path) -> None:
-    path.write_bytes(random.Random(7).randbytes(5000))
-
-
-def _large_image(path: Path) -> None:
-    Image.new("1", (9000, 9000)).save(path, format="PNG")
+    return _bytes(struct.pack("<Q", length or len(header)) + header)
 
 
 def _not_utf8_name(path: Path) -> bytes:
@@ -78,7 +65,7 @@ def _not_utf8_name(path: Path) -> bytes:
 KINDS: dict[str, Kind] = {
     "absent": lambda path: None,
     "empty": _bytes(b""),
-    "noise": _noise,
+    "noise": _bytes(random.Random(7).randbytes(5000)),
     "not text": _bytes(b"path,label\n\xff\xfe\x80,a\n"),
     "pipe": lambda path: os.mkfifo(path),
     "endless device": lambda path: "/dev/zero",
@@ -91,11 +78,11 @@ KINDS: dict[str, Kind] = {
     "empty word": lambda path: "",
     "markup": lambda path: "[bold]<script>alert(1)</script>",
     "folder": lambda path: path.mkdir(),
-    "folder of noise": _folder_of("a.png", b"\x89PNG nonsense"),
+    "folder of noise": _folder_of_noise,
     "folder, not UTF-8": _not_utf8_name,
-    "one class": _images(["only"], 3),
-    "blank images": _images(["a", "b"], 3, blank=True),
-    "misspelt split": _images(["train/a", "train/b", "tset/a"], 2),
+    "one class": _images("only"),
+    "blank images": _images("a", "b", most=1),
+    "misspelt split": _images("train/a", "train/b", "tset/a"),
     "json null": _json(None),
     "json list": _json([1, "a", None]),
     "json of nulls": _json({"schema_version": None, "metrics": None, "train": None, "a": None}),
@@ -110,7 +97,7 @@ KINDS: dict[str, Kind] = {
     "table, other columns": _bytes(b"a,b\n1,2\n"),
     "table, absent files": _bytes(b"path,label\na.png,a\nb.png,b\n"),
     "table, device": _bytes(b"path,label\n/dev/zero,a\n/dev/zero,b\n"),
-    "png, large": _large_image,
+    "png, large": lambda path: Image.new("1", (9000, 9000)).save(path, format="PNG"),
     "npz, bomb": _deep_zip,
     "safetensors, huge header": _safetensors(b"{}", 1 << 62),
     "safetensors, wrong shape": _safetensors(
@@ -119,46 +106,31 @@ KINDS: dict[str, Kind] = {
     "pickle": _bytes(b"\x80\x04cos\nsystem\n(S'echo broken > hacked'\ntR."),
 }
 
-# Arguments; options are found by `options`.
-PLACES: dict[str, str] = {
-    "fit data": "fit {bad} --method zero-shot --out new",
-    "fit data, skip": "fit {bad} --method gda --backbone builtin --on-error skip --out new",
-    "predict model": "predict {bad} {image}",
-    "predict images": "predict {model} {image} {bad} --format jsonl",
-    "evaluate model": "evaluate {bad} {data} --resamples 0",
-    "evaluate data, skip": "evaluate {model} {bad} --resamples 0 --on-error skip",
-    "calibrate data": "calibrate {model} {bad} --split test",
-    "data check": "data check {bad}",
-    "prompts check": "prompts check {bad}",
-    "prompts new": "prompts new --from {bad} --out bank.json",
-    "bench run": "bench run {bad} --out runs",
-    "bench table": "bench table {bad}",
-    "embed images": "embed {bad} --backbone builtin --out e.safetensors",
-    "backbones verify": "backbones info {bad} --verify",
-    "checkpoint": "import-checkpoint {bad} --classes a,b --backbone builtin --out new",
-    "export model": "export {bad} --onnx new.onnx",
-    "phantoms out": "phantoms histology --train 1 --test 0 --out {bad}",
-    "plugin": "methods --plugin {bad}",
-}
-
-# What options are added to: a command that is not here gets its required arguments from FILLED.
+# What arguments and options are added to: a command that is not here gets what it requires.
 LINES = {
     "start": "start {data} --yes --backbone builtin --method zero-shot --out new",
     "fit": "fit {data} --method zero-shot --backbone builtin --out new",
-    "predict": "predict {model} {image}",
+    "predict": "predict {model} {image} --format jsonl",
     "evaluate": "evaluate {model} {data} --resamples 0",
-    "report": "evaluate {model} {data} --resamples 0 --no-images --report r.html",
     "calibrate": "calibrate {copy} {data} --split test",
     "embed": "embed {image} --backbone builtin --out e.safetensors",
     "phantoms": "phantoms histology --train 1 --test 0 --out new",
     "prompts new": "prompts new --classes a,b --out b.json",
+    "prompts check": "prompts check b.json",
     "bench run": "bench run {grid} --workers 0 --out new",
+    "import-checkpoint": "import-checkpoint c.pt --classes a,b --backbone builtin --out new",
     "app": "app {model} --port 0",
     "studio": "studio {data} --backbone builtin --out new --port 0",
 }
+MORE = {
+    "fit data, skip": "fit {bad} --method gda --backbone builtin --on-error skip --out new",
+    "plugin": "methods --plugin {bad}",
+    "backbones verify": "backbones info {bad} --verify",
+    "evaluate data, skip": "evaluate {model} {bad} --resamples 0 --on-error skip",
+}
 FILLED = {"model": "{model}", "models": "{model}", "runs": "{runs}", "grid": "{grid}"}
 FILLED |= {"image": "{image}", "images": "{image}", "name": "histology", "onnx": "new.onnx"}
-SOME = (
+SOME = (  # what options meet
     *("absent", "empty", "noise", "pipe", "endless device", "loop of links", "no home", "address"),
     *("long name", "zero in name", "markup", "folder", "json, deep", "toml, deep"),
     *("json, half a character", "table, device", "safetensors, huge header"),
@@ -174,26 +146,31 @@ def commands(tree: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]
         yield " ".join(name), tree
 
 
-def options() -> dict[str, str]:
+def places() -> dict[str, str]:
     """A line for every argument and option that takes a text or a path, by "command --option"."""
     import typer.main
 
     from ogkd.cli import app
 
-    lines = {}
+    lines = dict(MORE)
     for name, command in commands(typer.main.get_command(app)):
+        at = len(name.split())  # of the next argument
         for parameter in command.params if name not in NOT_TRIED else ():
-            flag = parameter.opts[0] if parameter.param_type_name == "option" else ""
-            if not _takes_text(parameter) or (name in LINES and not flag):
-                continue  # the arguments of LINES are among PLACES
             words = LINES[name].split() if name in LINES else [*name.split(), *_required(command)]
-            if flag in words:
+            flag = parameter.opts[0] if parameter.param_type_name == "option" else ""
+            if not flag:
+                words[at : at + 1] = [
+                    "{bad}",
+                    *(word for word in words[at : at + 1] if word[0] == "-"),
+                ]
+                at += 1
+            elif flag in words:
                 words[words.index(flag) + 1] = "{bad}"
-            elif flag:
-                words += [flag, "{bad}"]
             else:
-                words = [*name.split(), "{bad}"]
-            lines[f"{name} {flag or parameter.name}"] = shlex.join(words)
+                words += [flag, "{bad}"]
+            kind = str(parameter.type_descriptor.annotation)
+            if ("Path" in kind or "str" in kind) and "Literal" not in kind:
+                lines[f"{name} {flag or parameter.name}"] = shlex.join(words)
     return lines
 
 
@@ -203,11 +180,6 @@ def _required(command: Any) -> Iterator[str]:
             yield from (parameter.opts[0], FILLED.get(parameter.name, "new"))
         elif parameter.required:
             yield FILLED.get(parameter.name, "{data}")
-
-
-def _takes_text(parameter: Any) -> bool:
-    kind = str(parameter.type_descriptor.annotation)
-    return ("Path" in kind or "str" in kind) and "Literal" not in kind
 
 
 # Files of a finished model, each replaced by each kind.
@@ -225,7 +197,6 @@ NUMBERS = ("nan", "inf", "-inf", "1e308", "-1e308", "1e-308", "-1", "0", "999999
 
 
 def combinations() -> Iterator[tuple[str, str]]:
-    """Every place with every kind, every option with some, every file of a model with every."""
-    yield from ((place, kind) for place in PLACES for kind in KINDS)
-    yield from ((place, kind) for place in options() for kind in SOME)
-    yield from ((f"model file {name}", kind) for name in MODEL_FILES for kind in KINDS)
+    """Every argument and every file of a model with every kind, every option with some."""
+    for place in (*places(), *(f"model file {name}" for name in MODEL_FILES)):
+        yield from ((place, kind) for kind in (SOME if " --" in place else KINDS))

@@ -1,7 +1,7 @@
 """Make the n-th operation on files fail, or kill the process there.
 
 Operations are counted below `ogkd.files` and everything else that a command does with files in
-its own folder: opening, reading, writing, syncing, renaming, exchanging, making folders. Of many
+its own folder: opening, reading, writing, syncing, renaming, making folders. Of many
 reads or writes of one file in a row the first two are counted, of images the first two and every
 sixteenth: the others find the same state.
 """
@@ -9,13 +9,13 @@ sixteenth: the others find the same state.
 from __future__ import annotations
 
 import builtins
-import ctypes
 import errno
 import io
 import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +70,13 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
             if isinstance(file, int):
                 return opened(file, mode, *args, **options)
             step("open", file)
-            found = opened(file, mode, *args, **options)
+            stream = opened(file, mode, *args, **options)
             for name in ("read", "write"):
-                setattr(found, name, also(name, file, getattr(found, name)))
-            return found
-
-        def also(what: str, path: object, function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any) -> Any:
-                step(what, path)
-                return function(*args)
-
-            return call
+                function = getattr(stream, name)
+                call = counted(name, lambda _, *args, function=function: function(*args))
+                setattr(stream, name, partial(call, file))
+            return stream
 
         io.open = builtins.open = open_counted  # type: ignore[assignment]
-        library = ctypes.CDLL
-
-        def exchange(name: Any, *args: Any, **options: Any) -> Any:
-            if name is None:
-                step("exchange", below / "exchange")
-            return library(name, *args, **options)
-
-        ctypes.CDLL = exchange  # type: ignore[assignment, misc]
 
     return install

@@ -51,17 +51,9 @@ def _damage(content: bytes, choose: Choose) -> bytes:
     form = choose.choice(sorted(_WIDTHS))
     number = struct.pack(form, choose.choice(_NUMBERS) % (1 << 8 * _WIDTHS[form]))
     noise = choose.randbytes(choose.randint(1, 8))
-    replacements = (
-        (noise, content[at + len(noise) :]),
-        (number, content[at + len(number) :]),
-        (b"", b""),  # cut
-        (b"", after),  # a part is missing,
-        (noise + here, after),  # or more than it should be,
-        (here * 3, after),
-        (here[::-1], after),
-        (bytes(len(here)), after),
-    )
-    return before + b"".join(choose.choice(replacements))
+    cut, missing, longer = b"", after, choose.choice((noise + here, here * 3)) + after
+    replaced = (new + content[at + len(new) :] for new in (noise, number, bytes(len(here))))
+    return before + choose.choice((cut, missing, longer, here[::-1] + after, *replaced))
 
 
 def changed(seeds: Sequence[Any]) -> Make:
@@ -88,17 +80,15 @@ def _change(value: Any, choose: Choose) -> Any:
     holder = value
     for parent in parents:
         holder = holder[parent]
-    what = choose.choice(["replace", "replace", "remove", "rename", "double"])
-    if what == "replace":
-        holder[key] = new
-    elif what == "remove":
-        del holder[key]
-    elif isinstance(holder, list):
-        holder.insert(key, copy.deepcopy(holder[key]))
-    elif what == "rename":
-        holder[choose.choice(_WORDS)] = holder.pop(key)
-    else:
-        holder[key] = [holder[key], holder[key]]
+    match choose.choice(["replace", "replace", "remove", "rename", "double"]):
+        case "remove":
+            del holder[key]
+        case "rename" if isinstance(holder, dict):
+            holder[choose.choice(_WORDS)] = holder.pop(key)
+        case "double":
+            holder[key] = [holder[key], copy.deepcopy(holder[key])]
+        case _:
+            holder[key] = new
     return value
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 from pydicom import DataElement, Dataset
 from pydicom.pixels import apply_voi_lut
+from pydicom.pixels.decoders.base import JPEG2000LosslessDecoder
 from pydicom.uid import (
     JPEG2000,
     MPEG2MPML,
@@ -58,39 +58,26 @@ def test_deep_values_without_a_window_span_their_own_range(tmp_path_factory, arr
     np.testing.assert_array_equal(gray(file), own_range(array))
 
 
-def test_eight_bits_stay_as_they_are(tmp_path):
+@pytest.mark.parametrize("elements", [{}, {"RescaleSlope": 1, "RescaleIntercept": 0}])
+def test_eight_bits_stay_as_they_are(tmp_path, elements):
     array = (SHADES % 100 + 20).astype(np.uint8)
-    np.testing.assert_array_equal(gray(dicom(tmp_path / "a", array)), array)
-    same = dicom(tmp_path / "b", array, RescaleSlope=1, RescaleIntercept=0)
-    np.testing.assert_array_equal(gray(same), array)
+    np.testing.assert_array_equal(gray(dicom(tmp_path / "a", array, **elements)), array)
 
 
 @pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
 @pytest.mark.parametrize("array", [SHADES, SIGNED], ids=["unsigned", "signed"])
-def test_a_window_is_black_below_and_white_above(tmp_path, array, function):
+def test_the_first_window_is_applied_as_pydicom_does(tmp_path, array, function):
     elements = {"RescaleSlope": 2, "RescaleIntercept": -1024, "VOILUTFunction": function}
-    elements |= {"WindowCenter": 40, "WindowWidth": 400}
-    dataset = dicom_dataset(array, **elements)
-    dataset.save_as(tmp_path / "a.dcm", enforce_file_format=True)
-    shown = apply_voi_lut(array * 2.0 - 1024, dataset)
-    bits = 16
-    ends = (
-        np.array([0, 2**bits - 1]) if array.dtype == np.uint16 else np.array([-(2**15), 2**15 - 1])
-    )
+    elements |= {"WindowCenter": [40, 900], "WindowWidth": [400, 100]}
+    values = array * 2.0 - 1024
+    shown = apply_voi_lut(values, dicom_dataset(array, **elements))
+    ends = np.array([np.iinfo(array.dtype).min, np.iinfo(array.dtype).max])
     low, high = ends * 2 - 1024
-    expected = np.rint((shown - low) / (high - low) * 255)
-    np.testing.assert_allclose(gray(tmp_path / "a.dcm"), expected, atol=1)
+    found = gray(dicom(tmp_path / "a", array, **elements))
+    np.testing.assert_allclose(found, np.rint((shown - low) / (high - low) * 255), atol=1)
     if function != "SIGMOID":
-        found = gray(tmp_path / "a.dcm")
-        values = array * 2.0 - 1024
         assert (found[values < 40 - 201] == 0).all()
         assert (found[values > 40 + 201] == 255).all()
-
-
-def test_the_first_of_several_windows_is_used(tmp_path):
-    both = dicom(tmp_path / "a", SHADES, WindowCenter=[300, 900], WindowWidth=[200, 100])
-    one = dicom(tmp_path / "b", SHADES, WindowCenter=300, WindowWidth=200)
-    np.testing.assert_array_equal(gray(both), gray(one))
 
 
 @pytest.mark.parametrize(("center", "width"), [(9000, 10), (-500, 20), (100, 0)])
@@ -125,21 +112,17 @@ def test_padding_is_black_and_does_not_stretch_the_range(tmp_path):
     array = SIGNED.copy()
     array[:5] = -32768
     for photometric in ("MONOCHROME1", "MONOCHROME2"):
-        file = dicom(
-            tmp_path / photometric,
-            array,
-            PixelPaddingValue=-32768,
-            PhotometricInterpretation=photometric,
-        )
-        found = gray(file)
+        look = {"PixelPaddingValue": -32768, "PhotometricInterpretation": photometric}
+        found = gray(dicom(tmp_path / photometric, array, **look))
         assert (found[:5] == 0).all()
         assert {found[5:].min(), found[5:].max()} == {0, 255}
 
 
-def test_frames_are_read_only_by_an_explicit_index(tmp_path):
+@pytest.mark.parametrize("syntax", ["", RLELossless])
+def test_frames_are_read_only_by_an_explicit_index(tmp_path, syntax):
     frames = np.stack([SHADES + 100 * number**2 for number in range(5)])
     frames[:, 0, 0] = 0
-    file = dicom(tmp_path / "cine.dcm", frames, frames=True)
+    file = dicom(tmp_path / "cine.dcm", frames, frames=True, syntax=syntax)
     for word, number in {"0": 0, "3": 3, "first": 0, "middle": 2, "last": 4}.items():
         np.testing.assert_array_equal(gray(f"{file}#index={word}"), own_range(frames[number]))
     for part in ("", "#index=5", "#axis=0,index=1", "#frame=1"):
@@ -156,19 +139,17 @@ def test_each_frame_of_an_enhanced_file_has_its_own_window(tmp_path):
         )
         for centre in (600, 3000)
     ]
-    file = dicom(
-        tmp_path / "a",
-        np.stack([SHADES, SHADES]),
-        frames=True,
-        PerFrameFunctionalGroupsSequence=groups,
-    )
+    frames, each = np.stack([SHADES, SHADES]), {"PerFrameFunctionalGroupsSequence": groups}
+    file = dicom(tmp_path / "a", frames, frames=True, **each)
     for number, centre in enumerate((600, 3000)):
         plain = {"WindowCenter": centre, "WindowWidth": 200}
         alone = dicom(tmp_path / "b", SHADES, RescaleSlope=2, RescaleIntercept=0, **plain)
         np.testing.assert_array_equal(gray(f"{file}#index={number}"), gray(alone))
 
 
-def test_rgb_planar_and_ybr_become_rgb(tmp_path):
+def test_rgb_planar_deep_and_ybr_become_rgb(tmp_path):
+    deep = COLOUR.astype(np.uint16) * 8 + 300  # one range for all channels
+    np.testing.assert_array_equal(read_image(dicom(tmp_path / "d", deep)), own_range(deep))
     np.testing.assert_array_equal(read_image(dicom(tmp_path / "a", COLOUR)), COLOUR)
     dataset = dicom_dataset(COLOUR, PlanarConfiguration=1)
     dataset.PixelData = np.moveaxis(COLOUR, 2, 0).tobytes()
@@ -177,11 +158,6 @@ def test_rgb_planar_and_ybr_become_rgb(tmp_path):
     ybr = np.asarray(Image.fromarray(COLOUR).convert("YCbCr"))
     file = dicom(tmp_path / "c", ybr, PhotometricInterpretation="YBR_FULL")
     assert np.abs(read_image(file).astype(int) - COLOUR).max() <= 3
-
-
-def test_deep_colour_is_scaled_by_one_range_for_all_channels(tmp_path):
-    deep = COLOUR.astype(np.uint16) * 8 + 300
-    np.testing.assert_array_equal(read_image(dicom(tmp_path / "a", deep)), own_range(deep))
 
 
 @pytest.mark.parametrize("bits", [8, 16])
@@ -205,13 +181,6 @@ def test_compressed_files_are_the_uncompressed_ones(tmp_path, syntax, array):
     np.testing.assert_array_equal(read_image(compressed), read_image(dicom(tmp_path / "a", array)))
 
 
-def test_a_frame_of_a_compressed_cine_is_found(tmp_path):
-    frames = np.stack([SHADES.T + 700 * number for number in range(3)])
-    frames[:, 0, 0] = 0
-    file = dicom(tmp_path / "a", frames, frames=True, syntax=RLELossless)
-    np.testing.assert_array_equal(gray(f"{file}#index=2"), own_range(frames[2]))
-
-
 @pytest.mark.parametrize("bits", [12, 16])
 def test_lossless_jpeg_gives_back_every_value(tmp_path, bits):
     array = (SHADES * (2 if bits == 12 else 30)).astype(np.uint16)
@@ -220,55 +189,68 @@ def test_lossless_jpeg_gives_back_every_value(tmp_path, bits):
     np.testing.assert_array_equal(gray(file), own_range(array))
 
 
-def test_baseline_jpeg_is_read_in_gray_and_colour(tmp_path):
+@pytest.mark.parametrize(("colour", "most"), [(False, 3), (True, 12)])
+def test_baseline_jpeg_is_read_in_gray_and_colour(tmp_path, colour, most):
     smooth = np.linspace(0, 255, 40 * 48).reshape(48, 40).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(smooth).save(buffer, "JPEG", quality=95)
-    file = encapsulated(tmp_path / "a", buffer.getvalue(), JPEGBaseline8Bit, smooth)
-    assert np.abs(gray(file).astype(int) - smooth).max() <= 3
-    colour = np.dstack([smooth, smooth[::-1], smooth[:, ::-1]])
-    buffer = io.BytesIO()
-    Image.fromarray(colour).save(buffer, "JPEG", quality=95)
-    file = encapsulated(
-        tmp_path / "b",
-        buffer.getvalue(),
-        JPEGBaseline8Bit,
-        colour,
-        PhotometricInterpretation="YBR_FULL_422",
-    )
-    assert np.abs(read_image(file).astype(int) - colour).max() <= 12
+    pixels = np.dstack([smooth, smooth[::-1], smooth[:, ::-1]]) if colour else smooth
+    Image.fromarray(pixels).save(tmp_path / "a.jpg", quality=95)
+    look = {"PhotometricInterpretation": "YBR_FULL_422"} if colour else {}
+    stream = (tmp_path / "a.jpg").read_bytes()
+    found = read_image(encapsulated(tmp_path / "a", stream, JPEGBaseline8Bit, pixels, **look))
+    expected = pixels if colour else pixels[:, :, None]
+    assert np.abs(found.astype(int) - expected).max() <= most
 
 
 @pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRBigEndian])
 def test_other_uncompressed_syntaxes_are_read(tmp_path, syntax):
-    dataset = dicom_dataset(SIGNED, WindowCenter=0, WindowWidth=300, PixelPaddingValue=-900)
+    look = {"WindowCenter": 0, "WindowWidth": 300, "PixelPaddingValue": -900}
+    dataset = dicom_dataset(SIGNED, **look)
     if syntax == ExplicitVRBigEndian:
         dataset.PixelData = SIGNED.astype(">i2").tobytes()
     dataset.file_meta.TransferSyntaxUID = syntax
     dataset.save_as(tmp_path / "a", enforce_file_format=True)
-    expected = dicom(
-        tmp_path / "b", SIGNED, WindowCenter=0, WindowWidth=300, PixelPaddingValue=-900
-    )
+    expected = dicom(tmp_path / "b", SIGNED, **look)
     np.testing.assert_array_equal(gray(tmp_path / "a"), gray(expected))
 
 
-def test_syntaxes_that_are_not_read_say_so(tmp_path):
+def deflated(path):
     dataset = dicom_dataset(SHADES)
     dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
-    dataset.save_as(tmp_path / "a", enforce_file_format=True)
-    with pytest.raises(DataError, match="deflated"):
-        read_image(tmp_path / "a")
-    file = encapsulated(tmp_path / "b", b"1234", MPEG2MPML, SHADES)
-    with pytest.raises(DataError, match="MPEG2"):
-        read_image(file)
+    dataset.save_as(path, enforce_file_format=True)
 
 
-def test_size_is_checked_before_decoding(tmp_path, monkeypatch):
+def without_image(path):
+    dataset = dicom_dataset(SHADES)
+    for name in ("PixelData", "Rows", "Columns"):
+        delattr(dataset, name)
+    dataset.save_as(path, enforce_file_format=True)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (deflated, "deflated"),
+        (lambda path: encapsulated(path, b"1234", MPEG2MPML, SHADES), "MPEG2"),
+        (without_image, "without an image"),
+        (lambda path: path.write_bytes(b"text" * 100), "is not a DICOM file"),
+        (lambda path: dicom(path, np.zeros((60, 40), np.uint8)), "40 x 60 pixels, more than"),
+        (lambda path: dicom(path, SHADES, syntax=JPEG2000Lossless), r"ogkd\[dicom\]"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path, monkeypatch, write, reason):
+    monkeypatch.setattr(decode, "MAX_PIXELS", SHADES.size)
+    write(tmp_path / "a.dcm")
+    monkeypatch.setattr(JPEG2000LosslessDecoder, "_available", {})
+    with pytest.raises(DataError, match=rf"a\.dcm.*{reason}"):
+        read_image(tmp_path / "a.dcm")
+
+
+def test_without_pydicom_the_message_says_what_to_install(tmp_path, monkeypatch):
     file = dicom(tmp_path / "a", SHADES)
-    monkeypatch.setattr(decode, "MAX_PIXELS", SHADES.size - 1)
-    monkeypatch.setattr(reader, "_decode", None)
-    with pytest.raises(DataError, match=r"40 x 48 pixels, more than the limit"):
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
         read_image(file)
+    assert reader.frame_count(file) == 1
 
 
 @pytest.mark.parametrize("syntax", [JPEG2000, JPEGLosslessSV1])
@@ -285,54 +267,17 @@ def test_a_stream_that_claims_another_size_than_its_file_is_not_decoded(tmp_path
         read_image(file)
 
 
-def test_a_dicom_file_without_an_image_is_named(tmp_path):
-    dataset = dicom_dataset(SHADES)
-    for name in ("PixelData", "Rows", "Columns"):
-        delattr(dataset, name)
-    dataset.save_as(tmp_path / "a.dcm", enforce_file_format=True)
-    with pytest.raises(DataError, match="without an image"):
-        read_image(tmp_path / "a.dcm")
-
-
-def test_a_file_that_only_has_the_ending_is_named(tmp_path):
-    (tmp_path / "a.dcm").write_bytes(b"text" * 100)
-    with pytest.raises(DataError, match=r"a\.dcm is not a DICOM file"):
-        read_image(tmp_path / "a.dcm")
-
-
-def test_without_pydicom_the_message_says_what_to_install(tmp_path, monkeypatch):
-    file = dicom(tmp_path / "a", SHADES)
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
-        read_image(file)
-    assert reader.frame_count(file) == 1
-
-
-def test_without_a_decoder_the_message_says_what_to_install(tmp_path, monkeypatch):
-    file = dicom(tmp_path / "a", SHADES, syntax=JPEG2000Lossless)
-    from pydicom.pixels.decoders import base
-
-    monkeypatch.setattr(base.JPEG2000LosslessDecoder, "_available", {})
-    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
-        read_image(file)
-
-
 @pytest.mark.parametrize("kind", ["i2", "u2", "u1", "i1"])
 @pytest.mark.parametrize("window", [{}, {"WindowCenter": 10, "WindowWidth": 40}])
 @pytest.mark.parametrize("padding", [{}, {"PixelPaddingValue": -7, "PixelPaddingRangeLimit": 3}])
 def test_each_stored_value_is_converted_once_as_if_pixel_by_pixel(kind, window, padding):
     ends = np.iinfo(kind)
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(max(ends.min, -30), 60, (40, 50)).astype(kind)
+    pixels = np.random.default_rng(0).integers(max(ends.min, -30), 60, (40, 50)).astype(kind)
     pixels[0, :2] = ends.min, ends.max
-    header = Dataset()
-    header.PhotometricInterpretation, header.BitsStored = "MONOCHROME1", 8 * pixels.itemsize
-    header.RescaleSlope, header.RescaleIntercept = 0.5, 3
-    for name, value in window.items():
-        setattr(header, name, value)
-    if padding and ends.min < 0:
-        header["PixelPaddingValue"] = DataElement(0x00280120, "SS", padding["PixelPaddingValue"])
-        header["PixelPaddingRangeLimit"] = DataElement(0x00280121, "SS", 3)
+    look = {"PhotometricInterpretation": "MONOCHROME1", "BitsStored": 8 * pixels.itemsize}
+    header = item(**look, RescaleSlope=0.5, RescaleIntercept=3, **window)
+    for tag, (name, value) in enumerate(padding.items() if ends.min < 0 else (), 0x00280120):
+        header[name] = DataElement(tag, "SS", value)
     found = reader._gray(pixels, header, 0)
     assert np.array_equal(found, reader._levels(pixels, header, 0))
     assert len(np.unique(found)) >= 2

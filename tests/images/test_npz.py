@@ -30,7 +30,10 @@ def test_rows_are_the_images_of_the_split(tmp_path):
         np.testing.assert_array_equal(
             read_image(f"{file}#train/{row}"), np.repeat(GRAY[row][:, :, None], 3, axis=2)
         )
-    np.testing.assert_array_equal(read_image(f"{file}#test/2"), COLOUR[2])
+    for _ in range(2):  # the row returned is a copy
+        pixels = read_image(f"{file}#test/2")
+        np.testing.assert_array_equal(pixels, COLOUR[2])
+        pixels[:] = 7
     one = medmnist(tmp_path / "o.npz", val_images=GRAY[:, :, :, None])
     np.testing.assert_array_equal(read_image(f"{one}#val/1")[:, :, 0], GRAY[1])
 
@@ -44,12 +47,6 @@ def test_rows_are_the_images_of_the_split(tmp_path):
 def test_deep_rows_span_their_own_range(tmp_path_factory, array):
     file = medmnist(tmp_path_factory.mktemp("m") / "m.npz", test_images=array)
     np.testing.assert_array_equal(read_image(f"{file}#test/1")[:, :, 0], own_range(array[1]))
-
-
-def test_the_row_returned_is_a_copy(tmp_path):
-    file = medmnist(tmp_path / "m.npz", test_images=COLOUR)
-    read_image(f"{file}#test/0")[:] = 7
-    np.testing.assert_array_equal(read_image(f"{file}#test/0"), COLOUR[0])
 
 
 def test_an_array_is_opened_once_for_many_threads_and_again_when_the_file_changes(tmp_path):
@@ -82,20 +79,14 @@ def test_an_address_that_names_no_row_is_refused(tmp_path):
         np.zeros((2, 0, 5), np.uint8),
         np.zeros((2, 5, 5), np.complex64),
         np.full((2, 5, 5), "x"),
+        np.empty((2, 5, 5), object),  # would be unpickled
     ],
-    ids=["volumes", "vectors", "empty", "complex", "text"],
+    ids=["volumes", "vectors", "empty", "complex", "text", "objects"],
 )
 def test_arrays_that_are_no_images_are_refused(tmp_path, array):
     file = medmnist(tmp_path / "m.npz", test_images=array)
     with pytest.raises(DataError, match="test_images has shape"):
         read_image(f"{file}#test/0")
-
-
-def test_objects_are_never_unpickled(tmp_path):
-    array = np.empty((2, 2, 2), object)
-    np.savez(tmp_path / "m.npz", test_images=array)
-    with pytest.raises(DataError, match="object"):
-        read_image(f"{tmp_path}/m.npz#test/0")
 
 
 def test_sizes_are_checked_before_memory_is_taken(tmp_path):

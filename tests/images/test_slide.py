@@ -88,21 +88,6 @@ def test_a_slide_is_a_case_of_its_tiles(whole: Path) -> None:
     assert (case.name, len(case.images)) == (str(whole), 6)
 
 
-def test_a_plain_tiff_stays_a_single_image(tmp_path: Path) -> None:
-    import tifffile
-
-    file = tmp_path / "photo.tif"
-    tifffile.imwrite(file, picture()[:64, -64:])
-    assert parts_of(ImageRef(file), SlicesRule()) == [ImageRef(file)]
-
-
-def test_a_slide_without_its_magnification_says_what_to_give(tmp_path: Path) -> None:
-    file = slide(tmp_path / "slide.tiff", mpp=None)
-    with pytest.raises(DataError, match=r"does not state its magnification.*side=512,all"):
-        parts_of(ImageRef(file), SlicesRule())
-    assert len(parts_of(ImageRef(file), SlicesRule.parse("side=512,all"))) == 6
-
-
 def test_one_slide_without_its_magnification_does_not_stop_the_others(
     tmp_path: Path, whole: Path
 ) -> None:
@@ -115,6 +100,35 @@ def test_one_slide_without_its_magnification_does_not_stop_the_others(
     assert {part.file for part in second.images} == {whole}
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"mpp": None}, r"does not state its magnification.*side=512,all"),
+        ({"pixels": np.full((1024, 1024, 3), 235, np.uint8)}, "blank"),
+        ({"pixels": picture()[:400, -400:]}, "less than one tile"),
+    ],
+)
+def test_a_slide_without_magnification_tissue_or_room_for_a_tile_is_refused(
+    tmp_path: Path, content: dict[str, Any], reason: str
+) -> None:
+    file = slide(tmp_path / "slide.tiff", **content)
+    with pytest.raises(DataError, match=reason):
+        parts_of(ImageRef(file), SlicesRule())
+    if "mpp" in content:
+        assert len(parts_of(ImageRef(file), SlicesRule.parse("side=512,all"))) == 6
+
+
+def test_a_plain_tiff_is_one_image_and_a_slide_is_none(tmp_path: Path, whole: Path) -> None:
+    import tifffile
+
+    tifffile.imwrite(file := tmp_path / "photo.tif", picture()[:64, -64:])
+    assert parts_of(ImageRef(file), SlicesRule()) == [ImageRef(file)]
+    file = tmp_path / "a.svs"
+    file.write_bytes(whole.read_bytes())
+    with pytest.raises(DataError, match=r"whole slide.*slices"):
+        read_image(file)
+
+
 def test_a_truncated_slide_is_named(tmp_path: Path, whole: Path) -> None:
     file = tmp_path / "cut.svs"
     file.write_bytes(whole.read_bytes()[:3000])
@@ -122,22 +136,6 @@ def test_a_truncated_slide_is_named(tmp_path: Path, whole: Path) -> None:
         parts_of(ImageRef(file), SlicesRule())
     with pytest.raises(DataError, match="damaged or cut short"):
         read_image(expanded(file)[0].image)
-
-
-def test_a_slide_of_glass_and_one_smaller_than_a_tile_are_refused(tmp_path: Path) -> None:
-    glass = slide(tmp_path / "glass.tiff", pixels=np.full((1024, 1024, 3), 235, np.uint8))
-    with pytest.raises(DataError, match="blank"):
-        parts_of(ImageRef(glass), SlicesRule())
-    tiny = slide(tmp_path / "tiny.tiff", pixels=picture()[:400, -400:])
-    with pytest.raises(DataError, match="less than one tile"):
-        parts_of(ImageRef(tiny), SlicesRule())
-
-
-def test_a_whole_slide_as_a_single_image_says_how_to_ask_for_tiles(whole: Path) -> None:
-    file = whole.with_suffix(".svs")
-    file.write_bytes(whole.read_bytes())
-    with pytest.raises(DataError, match=r"whole slide.*slices"):
-        read_image(file)
 
 
 def test_without_openslide_a_slide_says_what_to_install(

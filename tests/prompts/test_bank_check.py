@@ -9,7 +9,7 @@ import pytest
 from ogkd.prompts.bank import read_bank, shipped_banks
 from ogkd.prompts.check import check_bank, content_stems, stem, text_faults, words_of
 from ogkd.prompts.templates import modalities, modality_bank
-from stub_endpoint import texts
+from stub_server import texts
 
 GOOD = "Kidney stone seen as a small bright dot with a clean shadow behind it."
 

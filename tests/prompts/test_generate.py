@@ -8,7 +8,7 @@ import pytest
 from ogkd.errors import ConfigError, DataError
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.generate import Order, chat, generate, messages_for, read_answer, sift
-from stub_endpoint import Reply, stub_endpoint, texts
+from stub_server import Reply, serve, texts
 
 TEXTS = texts("kidney stone", 3)
 QUESTION = [{"role": "user", "content": "Describe it."}]
@@ -137,16 +137,16 @@ def test_a_stop_in_the_middle_loses_nothing_that_was_saved():
 @pytest.fixture
 def stub(monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    with stub_endpoint() as running:
+    with serve() as running:
         yield running
 
 
 def test_a_question_is_posted_with_model_and_key_and_the_text_returned(stub):
     stub.script = [Reply(status=429), Reply(status=503), Reply("hello")]
     assert chat(stub.url, "tiny", key=KEY)(QUESTION) == "hello"
-    assert stub.asked == [{"model": "tiny", "messages": QUESTION}] * 3
-    assert stub.paths[0] == "/v1/chat/completions"
-    sent = {name.lower(): value for name, value in stub.headers[0].items()}
+    assert stub.questions == [{"model": "tiny", "messages": QUESTION}] * 3
+    assert stub.posts[0][0] == "/v1/chat/completions"
+    sent = {name.lower(): value for name, value in stub.posts[0][1].items()}
     assert sent["authorization"] == f"Bearer {KEY}"
 
 
@@ -175,7 +175,7 @@ def test_a_refusal_is_one_message_without_the_key(stub, status, requests):
         chat(stub.url, "tiny", key=KEY)(QUESTION)
     assert caught.value.argument == "url"
     assert KEY not in str(caught.value)
-    assert len(stub.asked) == requests
+    assert len(stub.questions) == requests
 
 
 @pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost/v1", "http:///v1"])

@@ -19,7 +19,7 @@ from ogkd.prompts.released import (
     released_path,
 )
 from released_bank import PATH, released_bank, released_source
-from tiny_server import serve
+from stub_server import serve
 
 
 def test_it_is_fetched_from_the_pinned_commit_and_kept_as_it_is(monkeypatch):

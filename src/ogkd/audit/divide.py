@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ogkd.audit.result import Audit
 from ogkd.cells import escape_formula
-from ogkd.data.case import Case, Dataset
+from ogkd.data.case import Dataset
 from ogkd.data.divide import complete_splits
 from ogkd.data.names import first_lines
+from ogkd.data.splits import yields
 from ogkd.data.tables import csv_text, relative_to, writable
 from ogkd.data.task import Target
 from ogkd.errors import DataError
@@ -28,7 +29,6 @@ _WORDS = {  # kinds of reasons -> how a count of them reads
     "leak": "shared with a part for evaluation",
     "file name": "with a name that cannot be written in a table",
 }
-_STRICTEST = ("test", "val", "train")  # the copy that is tested on is the one to keep
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def divide_checked(
     """
     dataset = dataset.by_image()
     task, cases = dataset.task, dataset.cases
-    bad = unusable(dataset, audit)
+    bad, known = unusable(dataset, audit)
     good = [number for number in range(len(cases)) if number not in bad]
     excluded = [
         LeftOut(cases[number].image, task.text(cases[number].target), *why)
         for number, why in sorted(bad.items())
     ]
-    usable = _with_knowledge_of_copies(dataset, audit, good)
+    usable = [replace(cases[n], target=known.get(n, cases[n].target)) for n in good]
     present = sorted({label for case in usable for label in task.shown(case.target)})
     lost = [name for label, name in enumerate(task.names) if label not in present]
     if len(present) < task.fewest:
@@ -100,8 +100,19 @@ def divide_checked(
             f"are needed. Left out are {len(excluded)} of {len(cases)} images:\n"
             f"{first_lines([image.reason for image in excluded])}\nFix or replace them."
         )
+    similar = _similar(audit, good)
     kept = dataset.with_cases(usable).restrict(present)
-    divided, leaks, note = _divide(kept, shares, seed, _similar(audit, good))
+    note = ""
+    try:
+        divided, leaks = complete_splits(kept, shares, seed, together=similar)
+    except DataError:
+        # Better to test than to calibrate if there is not enough for both.
+        fewer = {part: share for part, share in shares.items() if part != "val"}
+        if len(fewer) < 2 or len(fewer) == len(shares):
+            raise
+        fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
+        note = "There are too few images for a part to calibrate on (val)."
+        divided, leaks = complete_splits(kept, fewer, seed, together=similar)
     why = "its patient, or a copy of it, is in a part that the model is evaluated on"
     excluded += [
         LeftOut(case.image, kept.task.text(case.target), "leak", f"{case.image}: {why}")
@@ -110,38 +121,15 @@ def divide_checked(
     return Division(divided, tuple(excluded), tuple(lost), note)
 
 
-def _with_knowledge_of_copies(dataset: Dataset, audit: Audit, good: Sequence[int]) -> list[Case]:
-    """The usable cases; one of equal images gets what is known about findings in the others."""
-    known: dict[int, Target | None] = {}
-    for members in audit.exact:
-        agreed = dataset.task.agree([audit.records[number].target for number in members])
-        known |= dict.fromkeys(members, agreed)
-    pairs = [(dataset.cases[number], known.get(number)) for number in good]
-    return [case if agreed is None else replace(case, target=agreed) for case, agreed in pairs]
+def unusable(
+    dataset: Dataset, audit: Audit
+) -> tuple[dict[int, tuple[str, str]], dict[int, Target]]:
+    """The images that cannot be used, by number: the kind of reason, and the reason.
 
-
-def _divide(
-    dataset: Dataset,
-    shares: Mapping[str, float],
-    seed: int,
-    together: Sequence[tuple[int, int]],
-) -> tuple[Dataset, Sequence[Case], str]:
-    """Complete the splits; without a part to calibrate on if there are too few images for it."""
-    try:
-        return *complete_splits(dataset, shares, seed, together=together), ""
-    except DataError:
-        # Better to test than to calibrate if there is not enough for both.
-        fewer = {part: share for part, share in shares.items() if part != "val"}
-        if len(fewer) < 2 or len(fewer) == len(shares):
-            raise
-    fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
-    note = "There are too few images for a part to calibrate on (val)."
-    return *complete_splits(dataset, fewer, seed, together=together), note
-
-
-def unusable(dataset: Dataset, audit: Audit) -> dict[int, tuple[str, str]]:
-    """The images that cannot be used, by number: the kind of reason, and the reason."""
+    Also what equal images know together, by number.
+    """
     cases = dataset.cases
+    known: dict[int, Target] = {}
     reasons = {number: ("unreadable", reason) for number, reason in audit.unreadable.items()}
     for number, case in enumerate(cases):
         if not writable(case.image) and number not in reasons:
@@ -149,20 +137,21 @@ def unusable(dataset: Dataset, audit: Audit) -> dict[int, tuple[str, str]]:
             reasons[number] = ("file name", f"{str(case.image)!a}: {why}")
     for members in audit.exact:
         records = [audit.records[number] for number in members]
-        if dataset.task.agree([record.target for record in records]) is None:
+        agreed = dataset.task.agree([record.target for record in records])
+        if agreed is None:
             names = sorted({record.label for record in records})
             for number in members:
                 others = [audit.records[other].file for other in members if other != number]
                 why = f"the same image is {' and '.join(names)} (see {', '.join(others)})"
                 reasons[number] = ("several labels", f"{audit.records[number].file}: {why}")
             continue
-        order = sorted(members, key=lambda n: (_rank(cases[n].split), cases[n].image.as_posix()))
-        keep = next((number for number in order if number not in reasons), None)
-        for number in order:
-            if keep is not None and number != keep and number not in reasons:
-                why = f"the same image as {audit.records[keep].file}"
-                reasons[number] = ("copy", f"{audit.records[number].file}: {why}")
-    return reasons
+        known |= dict.fromkeys(members, agreed)
+        order = sorted(members, key=lambda n: (yields(cases[n]), cases[n].image.as_posix()))
+        keep, *copies = [number for number in order if number not in reasons] or [-1]
+        for number in copies:  # the copy that is tested on is the one to keep
+            why = f"the same image as {audit.records[keep].file}"
+            reasons[number] = ("copy", f"{audit.records[number].file}: {why}")
+    return reasons, known
 
 
 def left_out_text(division: Division, folder: Path) -> str:
@@ -175,19 +164,12 @@ def left_out_text(division: Division, folder: Path) -> str:
     return csv_text(rows)
 
 
-def _rank(split: str) -> int:
-    return _STRICTEST.index(split) if split in _STRICTEST else 0
-
-
-def _similar(audit: Audit, good: Sequence[int]) -> list[tuple[int, int]]:
+def _similar(audit: Audit, good: Sequence[int]) -> list[list[int]]:
     """Pairs of similar images, as positions in `good`."""
     rows = {number: row for row, number in enumerate(good)}
     # One of equal images stands for all of them in the pairs: the one that is kept.
     for members in audit.exact:
-        kept = [rows[number] for number in members if number in rows]
-        rows.update(dict.fromkeys(members, kept[0]) if kept else {})
-    return [
-        (rows[pair.first], rows[pair.second])
-        for pair in audit.near
-        if pair.first in rows and pair.second in rows
-    ]
+        for kept in [rows[number] for number in members if number in rows][:1]:
+            rows |= dict.fromkeys(members, kept)
+    pairs = [[rows[n] for n in (pair.first, pair.second) if n in rows] for pair in audit.near]
+    return [pair for pair in pairs if len(pair) == 2]

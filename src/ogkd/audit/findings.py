@@ -13,7 +13,6 @@ from ogkd.audit.result import Facts, Finding, LabelReport, Occurrence, Record
 from ogkd.data.case import Dataset
 from ogkd.data.task import Task
 from ogkd.files import read_toml
-from ogkd.images.ref import advice_once
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
@@ -48,12 +47,10 @@ def all_findings(
     labels: LabelReport | None,
 ) -> tuple[Finding, ...]:
     """Errors first, then warnings, then notes."""
-    short, install = advice_once(list(unreadable.values()))
-    numbered = zip(unreadable, short, strict=True)
-    bad = [Occurrence((records[number].file,), reason) for number, reason in numbered]
+    bad = [Occurrence((records[number].file,), why) for number, why in unreadable.items()]
     findings = [
         *_never_absent(dataset),
-        *_counted("unreadable", bad, total=len(records), install=install),
+        *_counted("unreadable", bad, total=len(records)),
         *_duplicates(dataset.task, records, duplicates),
         *data_findings(facts, records),
         *(_labels(records, labels) if labels else ()),

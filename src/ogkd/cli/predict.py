@@ -182,33 +182,29 @@ def predict(
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
     counts: Counter[str] = Counter()
-    install = ""
     with output as file, bars as bar:
         joined = grouping.joins_images
         write = row_writer(file, classifier.task, format, joined=joined, each_image=each_image)
         for number, decision in enumerate(chain(first, decisions), start=1):
-            install = _count(decision, counts) or install
+            _count(decision, counts)
             if explain is not None:
                 _draw(classifier, decision, explain, number)
             write(decision)
             if bar is not None:
                 bar.advance()
-    _print_summary(counts, len(todo), install)
+    _print_summary(counts, len(todo))
     if counts["failed"]:
         sys.exit(1)
 
 
-def _count(decision: Decision, counts: Counter[str]) -> str:
-    """Count what the user is warned of; which extra reads a file that could not be read."""
-    from ogkd.images.ref import advice_once
-
+def _count(decision: Decision, counts: Counter[str]) -> None:
+    """Count what the user is warned of."""
     counts["failed"] += decision.error is not None
     counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
     counts["foreign"] += decision.out_of_domain is True
-    return advice_once([decision.error or ""])[1]
 
 
-def _print_summary(counts: Counter[str], cases: int, install: str) -> None:
+def _print_summary(counts: Counter[str], cases: int) -> None:
     from ogkd.backbones.builtin import domain_warning
 
     if warning := domain_warning(counts["foreign"], cases - counts["failed"]):
@@ -220,7 +216,7 @@ def _print_summary(counts: Counter[str], cases: int, install: str) -> None:
             "rely on these predictions."
         )
     if counts["failed"]:
-        say(f"{counts['failed']} of {cases} file(s) could not be read. {install}".rstrip())
+        say(f"{counts['failed']} of {cases} file(s) could not be read.")
 
 
 def _zero_shot(

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,19 +44,27 @@ class Cluster:
     @contextlib.contextmanager
     def joined(self) -> Iterator[Any]:
         """The module `ray`, joined to the cluster."""
-        is_local = self.address == LOCAL
-        ray = _import_ray(loopback=is_local)
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if is_local:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if self.address == LOCAL:
+            # Ray's own switch for "one machine only": its servers then listen on loopback alone.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
             cores = None if self.count is None else max(1, round(self.count * self.cpus))
             options |= {"num_cpus": cores, "include_dashboard": False}
             options |= {"object_store_memory": _OBJECTS}
         try:
+            import ray
+
             host, _, port = self.address.rpartition(":")
             if host and port.isdigit() and "/" not in host:
                 # Fails at once if the port is closed: Ray itself tries for minutes.
                 socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             ray.init(address=self.address, **options)
+        except ImportError:
+            raise ConfigError(
+                'Ray is not installed: pip install "ogkd[ray]".', argument="ray"
+            ) from None
         except Exception as error:  # nobody listens, or any of Ray's many kinds
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -79,7 +86,7 @@ class Cluster:
         """
         if device.startswith("cuda:"):
             raise ConfigError(f"On a Ray cluster use cuda, not {device}.", argument="device")
-        gpus = int(ray.cluster_resources().get("GPU", 0))
+        gpus = int(sum(node.get("GPU", 0) for node in _nodes(ray)))
         share = 0.0
         if gpus and device in ("auto", "cuda"):
             share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
@@ -93,28 +100,15 @@ class Cluster:
 
     def workers(self, ray: Any, resources: Mapping[str, float]) -> int:
         """How many workers to start: as many as are wanted, or fit on the nodes now."""
-        cpus, gpus = resources["num_cpus"], resources["num_gpus"]
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        fitting = (
-            min(node.get("CPU", 0.0) / cpus, node.get("GPU", 0.0) / gpus if gpus else math.inf)
-            for node in nodes
+        needs = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
+        return self.count or sum(
+            int(min(node.get(kind, 0.0) / need for kind, need in needs.items() if need))
+            for node in _nodes(ray)
         )
-        return self.count or sum(map(int, fitting))
 
 
-def _import_ray(*, loopback: bool) -> Any:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if loopback and "ray" not in sys.modules:
-        # Ray's own switch for "one machine only": its servers then listen on loopback alone.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(
-            'Ray is not installed: pip install "ogkd[ray]".', argument="ray"
-        ) from None
-    return ray
+def _nodes(ray: Any) -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def absolute(name: str) -> str:

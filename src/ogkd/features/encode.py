@@ -111,10 +111,7 @@ class SafetensorsStream:
 
     def append(self, rows: Tensor) -> None:
         """Add rows [n, ...]; every call has the same trailing shape."""
-        count, *shape = rows.shape
-        if self._shape not in (None, shape):
-            raise ValueError(f"Rows of shape {self._shape} expected, got {shape}.")
-        self._shape = shape
+        count, *self._shape = rows.shape
         self._rows += count
         self._file.write(raw(rows))
 
@@ -128,8 +125,7 @@ class SafetensorsStream:
             start = self._entry(header, name, list(tensor.shape), start)
             self._file.write(raw(tensor))
         text = json.dumps(header, ensure_ascii=True).encode()
-        if len(text) > self._room:
-            raise ValueError(f"A header of {len(text)} bytes does not fit in {self._room}.")
+        assert len(text) <= self._room
         self._file.seek(8)
         self._file.write(text.ljust(self._room))
         self._file.flush()

@@ -21,7 +21,6 @@ from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, look_at, read_image
-from ogkd.images.ref import advice_once
 
 OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
@@ -98,9 +97,8 @@ def unreadable_error(
 
 
 def list_reasons(bad: Sequence[BadFile]) -> str:
-    """A line for each file, and once what to install if that is missing."""
-    lines, install = advice_once([file.reason for file in bad])
-    return first_lines(lines) + (f"\n{install}" if install else "")
+    """A line for each file; of many, the first."""
+    return first_lines([file.reason for file in bad])
 
 
 def readable_cases(cases: Sequence[Case], task: Task) -> tuple[list[Case], list[BadFile]]:
@@ -113,10 +111,8 @@ def readable_cases(cases: Sequence[Case], task: Task) -> tuple[list[Case], list[
     refused = {file.image for file in bad if file.image is not None}
     trimmed = (case.without(refused, empty=True) for case in cases)
     good = [case for case in trimmed if case is not None]
-    before, after = (
-        {number for case in some for number in task.shown(case.target)} for some in (cases, good)
-    )
-    if lost := before - after:
+    lost = {number for case in cases for number in task.shown(case.target)}
+    if lost := lost.difference(*(task.shown(case.target) for case in good)):
         names = ", ".join(task.names[number] for number in sorted(lost))
         raise unreadable_error(
             bad, f"Without them no image is left of: {names}. Fix them, or remove the class."

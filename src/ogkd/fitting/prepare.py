@@ -44,7 +44,6 @@ from ogkd.fitting.cases import CaseSupport
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pool import Pool, pool_for, read_pool
 from ogkd.fitting.request import FitRequest, Prompts
-from ogkd.images.ref import advice_once
 from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
@@ -319,11 +318,9 @@ def _training_data(
     if request.on_error == "skip":
         before = len(train)
         train, skipped = readable_cases(train, dataset.task)
-        _, install = advice_once([file.reason for file in skipped])
         if skipped:
-            remain = f"{len(train)} of {pluralize(before, dataset.unit)} remain"
-            note = f"Skipped {len(skipped)} file(s) that cannot be read; {remain}. {install}"
-            request.note(note.rstrip())
+            note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
+            request.note(f"{note}{pluralize(before, dataset.unit)} remain.")
     return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
 
 

@@ -44,10 +44,7 @@ _NOWHERE = logging.NullHandler()
 
 
 def silence_decoders() -> None:
-    """What these libraries report about bad files is in our errors; the terminal need not have it.
-
-    For the whole process: the filters of Python's warnings cannot differ between threads.
-    """
+    """What these libraries report about bad files is in our errors, for the whole process."""
     for name in ("pydicom", "openjpeg", "libjpeg", "nibabel", "tifffile", "PIL"):
         logging.getLogger(name).addHandler(_NOWHERE)  # the same one: a second time adds nothing
         warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
@@ -141,13 +138,13 @@ def _problem(file: Path, error: Exception) -> DataError:
 
 
 def _read_memory(ref: InMemory) -> NDArray[np.uint8]:
-    content, name = ref.content, str(ref.file)
+    content = ref.content
     if isinstance(content, bytes | bytearray | memoryview):
         return _read_bytes(bytes(content), ref)
     if isinstance(content, Image.Image):
         check_size(ref.file, content.width, content.height, MAX_PIXELS)
         return rgb_of(content)
-    pixels = array_to_rgb(content, name)
+    pixels = array_to_rgb(content, str(ref.file))
     check_size(ref.file, pixels.shape[1], pixels.shape[0], MAX_PIXELS)
     return pixels
 

@@ -42,7 +42,8 @@ _SERIES_TAGS = [
     *("SeriesNumber", "SeriesDescription", "StudyDescription"),
 ]
 _DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
-_NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something else
+# The markers of frame headers (SOF) of JPEG, without three that are something else, and JPEG-LS.
+_FRAMES = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
 
 
@@ -110,9 +111,8 @@ class Series:
 
 
 def _called(what: str, number: Any, description: Any) -> str:
-    words = str(description or "").strip()
     counted = what if number is None else f"{what} {number}"
-    return f"{counted} ({words})" if words else counted
+    return f"{counted} ({words})" if (words := str(description or "").strip()) else counted
 
 
 def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
@@ -319,14 +319,9 @@ def _jpeg_2000(stream: bytes) -> tuple[int, int, int]:
 
 def _jpeg(stream: bytes) -> tuple[int, int, int]:
     offset = 2
-    while offset + 9 < len(stream) and stream[offset] == 0xFF:
-        marker = stream[offset + 1]
-        if marker == 0xFF:  # a filling byte
-            offset += 1
-            continue
-        (length,) = struct.unpack_from(">H", stream, offset + 2)
-        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in _NOT_FRAMES):
-            rows, columns, samples = struct.unpack_from(">HHB", stream, offset + 5)
-            return rows, columns, samples
-        offset += 2 + length
-    raise ValueError("no JPEG frame header in the compressed image")
+    while (marker := stream[offset + 1]) not in _FRAMES:
+        # Segments have lengths; 0xFF before a marker is a filling byte.
+        length = 1 if marker == 0xFF else 2 + int.from_bytes(stream[offset + 2 : offset + 4])
+        offset += length
+    rows, columns, samples = struct.unpack_from(">HHB", stream, offset + 5)
+    return rows, columns, samples

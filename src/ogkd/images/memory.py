@@ -90,13 +90,11 @@ def _each(images: Any) -> Iterator[Any]:
 
 def _of_item(item: Any) -> Any:
     """The image of an item, which may have a label."""
-    if isinstance(item, tuple | list) and len(item):
-        return item[0]
     if isinstance(item, Mapping):
         if "image" not in item:
             raise DataError(f"An item has no 'image'. It has: {', '.join(map(str, item))}.")
         return item["image"]
-    return item
+    return item[0] if isinstance(item, tuple | list) and item else item
 
 
 def array_to_rgb(image: Any, name: str) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -114,20 +114,6 @@ def damaged(file: Path, error: Exception) -> DataError:
     return DataError(f"{file} is damaged or cut short ({reason}).")
 
 
-def advice_once(reasons: Sequence[str]) -> tuple[list[str], str]:
-    """Reasons without the advice that several may share, and that advice, once.
-
-    >>> advice_once([f"a.dcm cannot be read. {INSTALL}", "b.png is empty."])[0]
-    ['a.dcm cannot be read.', 'b.png is empty.']
-    """
-    short, shared = list(reasons), []
-    for advice in (INSTALL, WHICH_SLICE):
-        if any(reason.endswith(advice) for reason in short):
-            short = [reason.removesuffix(advice).rstrip() for reason in short]
-            shared.append(advice)
-    return short, " ".join(shared)
-
-
 @dataclass(frozen=True)
 class ImageRef:
     """One picture: a file and, if the file contains several, the part that is meant.
@@ -147,12 +133,14 @@ class ImageRef:
         text = str(image)
         if "#" not in text or os.path.lexists(text):
             return cls(Path(image))
-        for position in reversed([match.start() for match in re.finditer("#", text)]):
-            if os.path.isfile(text[:position]):  # noqa: PTH113 - pathlib raises where this says no
-                return cls(Path(text[:position]), text[position + 1 :])
-        if match := _PART.search(text):
-            return cls(Path(text[: match.start()]), match.group(1))
-        return cls(Path(image))
+        file, mark, part = text.rpartition("#")
+        while mark and not os.path.isfile(file):  # noqa: PTH113 - pathlib raises where this says no
+            file, mark, more = file.rpartition("#")
+            part = f"{more}#{part}"
+        if mark:
+            return cls(Path(file), part)
+        match = _PART.search(text)
+        return cls(Path(text[: match.start()]), match[1]) if match else cls(Path(image))
 
     def __str__(self) -> str:
         return f"{self.file}#{self.part}" if self.part else str(self.file)
@@ -191,12 +179,14 @@ class ImageRef:
         """The same for the pixels, so that a copy in another lossless format is recognised too."""
         from ogkd.images.decode import read_image
 
-        return _pixel_fingerprint(read_image(self))
+        return self.note_pixels(read_image(self))
 
-    def note_pixels(self, pixels: NDArray[np.uint8]) -> None:
+    def note_pixels(self, pixels: NDArray[np.uint8]) -> str:
         """Remember the fingerprint of decoded pixels, so that nobody decodes them for it."""
-        if "pixel_fingerprint" not in self.__dict__:
-            self.__dict__["pixel_fingerprint"] = _pixel_fingerprint(pixels)
+        from ogkd.images.decode import pixel_digest
+
+        digest = hashlib.sha256(pixel_digest(pixels)).hexdigest()[:16]
+        return str(self.__dict__.setdefault("pixel_fingerprint", digest))
 
     def sliced(self, rule: SliceRule | None) -> ImageRef:
         """The slice of `rule` if this is a whole volume; any other image as it is.
@@ -204,23 +194,14 @@ class ImageRef:
         A volume is a NIfTI file, or a DICOM file with several frames (frames have no axis, so
         only the index is used there).
         """
-        if rule is None or self.part:
-            return self
-        kind = kind_of(self.file)
-        if kind == "nifti":
+        kind = "" if rule is None or self.part else kind_of(self.file)
+        if rule is not None and kind == "nifti":
             return replace(self, part=str(rule))
-        if kind == "dicom":
-            from ogkd.images.dicom import frame_count
+        from ogkd.images.dicom import frame_count
 
-            if frame_count(self.file) > 1:
-                return replace(self, part=rule.frame)
+        if rule is not None and kind == "dicom" and frame_count(self.file) > 1:
+            return replace(self, part=rule.frame)
         return self
-
-
-def _pixel_fingerprint(pixels: NDArray[np.uint8]) -> str:
-    from ogkd.images.decode import pixel_digest
-
-    return hashlib.sha256(pixel_digest(pixels)).hexdigest()[:16]
 
 
 def as_stored(image: ImageRef) -> ImageRef:
