@@ -35,16 +35,6 @@ def test_values_and_gradients_equal_the_layers_own(bias: bool, shape: tuple[int,
     torch.testing.assert_close(values.grad, again.grad, rtol=0, atol=1e-5)
 
 
-@needs_kernels
-def test_a_gradient_that_is_not_contiguous_is_taken_as_it_is() -> None:
-    layer = make_layer()
-    values = torch.randn(160, 6).mT.requires_grad_()
-    frozen_linear(layer, values).mT.sum(dim=0).square().sum().backward()
-    again = values.detach().clone().requires_grad_()
-    layer(again).mT.sum(dim=0).square().sum().backward()
-    torch.testing.assert_close(values.grad, again.grad, rtol=1e-4, atol=1e-4)
-
-
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
 
@@ -80,12 +70,3 @@ def test_other_cases_take_the_plain_product(case: str, monkeypatch: pytest.Monke
     values.requires_grad_(case != "no gradient")
     assert torch.equal(frozen_linear(layer, values), layer(values))
     assert layer not in _frozen._packs
-
-
-@needs_kernels
-def test_what_is_packed_goes_with_its_layer() -> None:
-    layer = make_layer()
-    frozen_linear(layer, torch.randn(2, 160, requires_grad=True))
-    before = len(_frozen._packs)
-    del layer
-    assert len(_frozen._packs) == before - 1

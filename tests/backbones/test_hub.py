@@ -146,31 +146,6 @@ def test_a_bin_is_converted_once_and_then_needs_no_network(
     assert torch.equal(load_backbone(folder).encode_texts(TEXTS), expected)
 
 
-def test_a_hub_id_loads_by_its_name_alone(server: FakeHub) -> None:
-    expected = load_backbone(server.folder).encode_texts(TEXTS)
-    backbone = load_backbone(HUB_ID)
-    assert backbone.name == HUB_ID
-    assert torch.equal(backbone.encode_texts(TEXTS), expected)
-    server.asked.clear()
-    assert load_backbone(HUB_ID).digest == backbone.digest
-    assert server.asked == []
-
-
-def test_safetensors_are_preferred_and_only_needed_files_fetched(server: FakeHub) -> None:
-    for name in ("pytorch_model.bin", "tf_model.h5", "README.md"):
-        (server.folder / name).write_bytes(b"not needed")
-    folder = fetch(record())
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "source.json",
-        "tokenizer.json",
-    }
-    assert not any(
-        asked.startswith("GET") and asked.endswith((".bin", ".h5", ".md")) for asked in server.asked
-    )
-
-
 def test_files_in_the_hubs_own_cache_serve_offline(
     server: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,8 +277,3 @@ def test_example_images_come_along(server: FakeHub) -> None:
     folder = fetch(record(examples="shown"))
     assert (folder / hub.EXAMPLES / name).read_bytes() == b"image"
     assert present(record()) == folder
-
-
-def test_built_in_model_is_not_fetched() -> None:
-    with pytest.raises(BackboneError):
-        fetch(record(name="builtin", hub_id=None, format="builtin"))

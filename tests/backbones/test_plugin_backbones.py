@@ -81,12 +81,6 @@ def test_broken_plugin_is_named_and_others_still_load(installed: list[Entry], va
     load_backbone("builtin")
 
 
-def test_plugin_does_not_replace_a_known_backbone(installed: list[Entry]) -> None:
-    installed.append(Entry("biomedclip", tiny))
-    with pytest.raises(BackboneError):
-        catalog()
-
-
 def test_backbone_is_registered_in_a_running_program(installed: list[Entry]) -> None:
     register_backbone("mine", tiny)
     register_backbone("mine", tiny)  # as a notebook cell that is run again

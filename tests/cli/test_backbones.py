@@ -45,13 +45,6 @@ def test_list_shows_every_known_backbone_and_what_is_here(plip: Path) -> None:
     assert (here["builtin"], here["plip"], here["biomedclip"]) == ("yes", "yes", "no")
 
 
-def test_info_of_an_absent_backbone_says_where_it_would_be() -> None:
-    result = run("info", "biomedclip")
-    assert result.exit_code == 0
-    assert str(catalog()["biomedclip"].folder) in result.output
-    assert "783,705,670 bytes" in result.output
-
-
 def test_info_of_a_fetched_backbone_shows_files_sizes_and_digest(plip: Path) -> None:
     facts = json.loads(run("info", "plip", "--json").output)
     assert (facts["present"], facts["path"], facts["revision"]) == (True, str(plip), "a" * 40)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from ogkd.methods.carriers import find_carriers, folds
+from ogkd.methods.carriers import find_carriers
 from ogkd.methods.fused_choice import case_weights
 
 D = 24
@@ -108,22 +108,6 @@ def test_without_a_normal_class_nothing_else_is_claimed() -> None:
         *((c, c) for c in range(3)),
         *((-1, c) for c in range(3)),
     }
-
-
-def test_one_case_of_each_class_is_answered_by_texts() -> None:
-    rows, case, labels, T, truth = planted(0.3, cases=1)
-    shown_by = find_carriers(rows, case, labels, text_side(T, (0,)))
-    assert len(shown_by) == len(truth)
-
-
-def test_folds_have_cases_of_every_class() -> None:
-    labels = torch.tensor([0, 1, 0, 1, 0, 1, 0])
-    shown_by = folds(labels, 4)
-    assert shown_by is not None
-    assert int(shown_by.max()) == 2
-    for fold in range(3):
-        assert set(labels[shown_by != fold].tolist()) == {0, 1}
-    assert folds(torch.tensor([0, 0, 1]), 4) is None
 
 
 def test_images_of_a_case_that_show_the_same_count_as_one_image() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import batch_of, fit, quick, text_of, two_views, unit
+from toys import batch_of, text_of, unit
 
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
@@ -61,13 +61,6 @@ def test_the_loss_is_cross_entropy_and_the_mean_angle_to_the_template():
         expected = 1 - sum(cosines) / 3
         assert terms["knowledge"][run].item() == pytest.approx(expected, abs=1e-6)
         assert terms["total"][run].item() == pytest.approx(ce[run].item() + 4 * expected, rel=1e-5)
-
-
-def test_without_weight_it_is_coop(bert_backbone):
-    support = two_views(bert_backbone)
-    (kg,) = fit(quick("kgcoop", weight=0), bert_backbone, support)
-    (co,) = fit(quick("coop"), bert_backbone, support)
-    torch.testing.assert_close(kg.extra["context"], co.extra["context"], atol=1e-5, rtol=1e-4)
 
 
 BANK = [unit(6, 8, seed=10 + c) for c in range(3)]
@@ -168,12 +161,6 @@ def test_the_projected_gradient_never_goes_against_the_general_one(seed, ratio):
     )
 
 
-def test_strength_says_how_much_of_the_conflict_goes():
-    gradient, general = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.0, 3.0]])
-    assert project(gradient, general, 0.5).tolist() == [[1.0, -0.5]]
-    assert project(gradient, general, 0.0).tolist() == gradient.tolist()
-
-
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1e-4])
 def test_a_general_gradient_of_rounding_errors_bends_nothing(size):
     gradient = torch.tensor([[1.0, -1.0]])
@@ -218,14 +205,3 @@ def test_the_loop_steps_along_the_bent_gradient(bert_backbone):
     step = before - contexts.detach()
     assert (dots(ce, kl) < 0).any()
     torch.testing.assert_close(step, project(ce, kl), atol=1e-5, rtol=1e-4)
-
-
-def test_the_teacher_is_zero_shot_and_not_the_student(bert_backbone):
-    """The released bug made them one: then KL would be 0 whatever is learned."""
-    text = text_of(bert_backbone)
-    objective = make_method("prograd").objective(text)
-    batch = batch_of(1, d=bert_backbone.embed_dim)
-    other = objective(unit(1, 3, bert_backbone.embed_dim), batch)
-    assert other["kl"].item() > 0.01
-    same = objective(text.single.unsqueeze(0), batch)
-    assert same["kl"].item() == pytest.approx(0, abs=1e-6)

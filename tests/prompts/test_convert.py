@@ -39,12 +39,6 @@ def test_folder_has_a_text_file_for_each_class(tmp_path):
     assert import_bank(tmp_path) == BANK
 
 
-def test_repetitions_are_kept(tmp_path):
-    path = tmp_path / "in.json"
-    path.write_text(json.dumps({"a": ["one", "two", "one", "one "], "b": ["one"]}))
-    assert import_bank(path) == {"a": ["one", "two", "one", "one"], "b": ["one"]}
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -58,12 +52,6 @@ def test_other_content_is_refused(tmp_path, name, content):
     path.write_text(content)
     with pytest.raises(DataError) as caught:
         import_bank(path)
-    assert caught.value.argument == "source"
-
-
-def test_absent_file_is_refused(tmp_path):
-    with pytest.raises(DataError) as caught:
-        import_bank(tmp_path / "absent.json")
     assert caught.value.argument == "source"
 
 

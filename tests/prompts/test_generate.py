@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.generate import Order, chat, generate, messages_for, read_answer, sift
 from stub_endpoint import Reply, stub_endpoint, texts
@@ -35,17 +34,6 @@ ORDER = Order(("kidney stone", "normal kidney"), count=4, modality="CT", organ="
 )
 def test_texts_are_read_from_the_forms_that_models_answer_in(answer):
     assert [text.rstrip(".") for text in read_answer(answer)] == TEXTS
-
-
-def test_letters_beyond_ascii_and_quotes_inside_survive():
-    wanted = ['größere "Steine" sind hell', "a Cooper's ligament"]
-    assert read_answer(json.dumps(wanted)) == wanted
-    assert read_answer(json.dumps(wanted)[:-1]) == wanted
-
-
-@pytest.mark.parametrize("answer", ["", "[]", "<think>never ends", "```", '{"a": [1, 2]}'])
-def test_an_answer_without_texts_gives_none(answer):
-    assert sift(read_answer(answer), []) == []
 
 
 def test_only_sound_new_texts_pass():
@@ -176,35 +164,3 @@ def test_a_refusal_is_one_message_without_the_key(stub, status, requests):
     assert caught.value.argument == "url"
     assert KEY not in str(caught.value)
     assert len(stub.asked) == requests
-
-
-@pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost/v1", "http:///v1"])
-def test_invalid_url_is_refused(url):
-    with pytest.raises(DataError) as caught:
-        chat(url, "m")
-    assert caught.value.argument == "url"
-
-
-def test_key_is_not_sent_to_the_internet_by_plain_http():
-    with pytest.raises(ConfigError) as caught:
-        chat("http://93.184.216.34/v1", "m", key=KEY)
-    assert caught.value.argument == "url"
-
-
-@pytest.mark.parametrize(
-    ("url", "key"),
-    [
-        ("http://192.168.1.20/v1", KEY),
-        ("http://gpu-server/v1", KEY),
-        ("http://models.example/v1", None),
-        ("https://models.example/v1", KEY),
-    ],
-)
-def test_plain_http_is_allowed_nearby_or_without_a_key(url, key):
-    assert callable(chat(url, "m", key=key))
-
-
-def test_without_the_client_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"ogkd\[prompts\]"):
-        chat("https://host/v1", "m")

@@ -6,22 +6,16 @@ safetensors and a source.json that says where each file came from and what it ha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -45,7 +39,6 @@ _TOKENIZER = (
     *("vocab.txt", "vocab.json", "merges.txt"),
 )
 _SMALL = ("config.json", "preprocessor_config.json", "processor_config.json", *_TOKENIZER)
-_SECONDS = 10  # to wait for the hub's first answer
 # In this order: the first is a kind of the second.
 _REFUSALS = {
     GatedRepoError: "is gated: accept its terms on its page, then log in with `hf auth login`",
@@ -59,53 +52,33 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-class _Repository:
-    """A repository on the hub; without a network, what the hub's own cache has of it."""
-
-    def __init__(self, hub_id: str, revision: str = "main") -> None:
-        self.hub_id, self.revision = hub_id, revision
-        self.names: set[str] | None = None  # of its files; None: not known without a network
-        # Read here, not at import: a program may set it after it has started.
-        if hub_offline() or constants.HF_HUB_OFFLINE:
-            return
-        with self._errors():
-            try:
-                info = HfApi(mirrored(HUB)).model_info(hub_id, revision=revision, timeout=_SECONDS)
-                self.names = {file.rfilename for file in info.siblings or ()}
-            except HfHubHTTPError:
-                raise
-            except HTTPError:
-                return  # the hub is not reached
-
-    def get(self, *names: str) -> dict[str, Path]:
-        """Those of the files that there are."""
-        files = {}
-        for name in names if self.names is None else self.names.intersection(names):
-            with contextlib.suppress(LocalEntryNotFoundError), self._errors():
-                path = hf_hub_download(
-                    self.hub_id,
-                    name,
-                    revision=self.revision,
-                    cache_dir=constants.HF_HUB_CACHE,
-                    endpoint=mirrored(HUB),
-                    local_files_only=self.names is None,
-                )
-                files[name] = Path(path)
-        return files
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+def _download(hub_id: str, *names: str, revision: str = "main") -> dict[str, Path]:
+    """Those of a repository's files that there are; without a network, those in the hub's cache."""
+    files = {}
+    for name in names:
         try:
             with storage_errors(Path(constants.HF_HUB_CACHE)):
-                yield
-        except (OgkdError, LocalEntryNotFoundError):
+                path = hf_hub_download(
+                    hub_id,
+                    name,
+                    revision=revision,
+                    cache_dir=constants.HF_HUB_CACHE,
+                    endpoint=mirrored(HUB),
+                    # Read here, not at import: a program may set it after it has started.
+                    local_files_only=hub_offline() or constants.HF_HUB_OFFLINE,
+                )
+        except EntryNotFoundError:  # absent, or the hub is not reached
+            continue
+        except OgkdError:
             raise
         except Exception as error:  # from HTTP, the file transfer or the operating system
-            reasons = [text for kind, text in _REFUSALS.items() if isinstance(error, kind)]
-            reason = reasons[0] if reasons else f"cannot be fetched now ({error})"
+            reasons = (text for kind, text in _REFUSALS.items() if isinstance(error, kind))
+            reason = next(reasons, f"cannot be fetched now ({error})")
             raise BackboneError(
-                f"{self.hub_id} {reason}: {mirrored(HUB)}/{self.hub_id}", argument="backbone"
+                f"{hub_id} {reason}: {mirrored(HUB)}/{hub_id}", argument="backbone"
             ) from error
+        files[name] = Path(path)
+    return files
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -142,20 +115,24 @@ def fetch(record: Record) -> Path:
     with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
-        hub = _Repository(record.hub_id, record.revision or "main")
-        markers = hub.get(*(kind.marker for kind in FORMATS.values()))
+        get = partial(_download, record.hub_id, revision=record.revision or "main")
+        markers = get(*(kind.marker for kind in FORMATS.values()))
         kind: str | None = record.format
         if kind is None and markers:
             kind = detect_format(next(iter(markers.values())).parent)
         if kind is None or FORMATS[kind].marker not in markers:
             raise _lacking(record, FORMAT_HELP)
         marker = markers[FORMATS[kind].marker]
-        files = {marker.name: marker, **hub.get(*_SMALL)}
+        files = {marker.name: marker, **get(*_SMALL)}
         if kind == "open_clip":
             files |= _text_files(marker, files)
-        weights = _get_weights(record, kind, hub)
+        candidates = (record.weights,) if record.weights else FORMATS[kind].weights
+        weights = next((path for name in candidates for path in get(name).values()), None)
+        if weights is None:
+            raise _lacking(record, f"weight file {' or '.join(candidates)}")
+        _check_digest(record, weights)
         images = published_outputs()["probabilities"] if record.examples else ()
-        examples = hub.get(*(f"{record.examples}/{name}" for name in images))
+        examples = get(*(f"{record.examples}/{name}" for name in images))
         _keep(record, kind, files, weights, examples)
     return record.folder
 
@@ -178,18 +155,12 @@ def _text_files(marker: Path, have: Iterable[str]) -> dict[str, Path]:
     ):
         hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if hub_id.count("/") == 1 and not enough & set(have):
-            files |= _Repository(hub_id).get(*names)
+            files |= _download(hub_id, *names)
     return files
 
 
-def _get_weights(record: Record, kind: str, hub: _Repository) -> Path:
-    """The weight file in the hub's cache; one with a wrong hash is deleted."""
-    candidates = (record.weights,) if record.weights else FORMATS[kind].weights
-    for name in candidates:
-        if path := hub.get(name).get(name):
-            break
-    else:
-        raise _lacking(record, f"weight file {' or '.join(candidates)}")
+def _check_digest(record: Record, path: Path) -> None:
+    """Delete a weight file in the hub's cache that has a wrong hash."""
     digest, blob = sha256_file(path), path.resolve()  # whose name is the hash that the hub reports
     announced = blob.name if re.fullmatch("[0-9a-f]{64}", blob.name) else digest
     expected = record.sha256 or announced
@@ -197,9 +168,8 @@ def _get_weights(record: Record, kind: str, hub: _Repository) -> Path:
         for stored in (blob, path):
             stored.unlink(missing_ok=True)
         raise BackboneError(
-            f"{name} of {record.hub_id} was deleted: its sha256 is {digest}, not {expected}."
+            f"{path.name} of {record.hub_id} was deleted: its sha256 is {digest}, not {expected}."
         )
-    return path
 
 
 def _keep(
