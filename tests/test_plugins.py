@@ -125,7 +125,7 @@ FAULTS = {
     METHOD.replace("name, summary =", "_, summary ="): "Means has no name",
     METHOD.replace('"class means"', '""'): "Means has no summary",
     METHOD.replace('"means"', '"../means"'): r"is named '\.\./means'",
-    METHOD.replace("def fit_rows", "def fit_row"): "Means does not define: fit_rows",
+    METHOD.replace("def fit_rows", "def fit_row"): "Means has no fit_rows",
     "from ogkd.methods import register\nregister(3)": "3 is not a subclass of",
     "from ogkd.methods import MethodConfig\nclass Wish(MethodConfig):\n    k: int\n"
     + METHOD.replace("(FeatureMethod)", "(FeatureMethod[Wish])"): "Means need a default: k",

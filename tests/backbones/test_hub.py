@@ -37,53 +37,34 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.refusal: tuple[int, str] | None = None
         self.damage = False
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
 
 class FakeHandler(http.server.BaseHTTPRequestHandler):
     server: FakeHub
 
     def do_HEAD(self) -> None:
-        self._answer(with_body=False)
+        self._answer()
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        content = self._answer()
+        self.wfile.write(bytes(len(content)) if self.server.damage else content)
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _answer(self) -> bytes:
+        """Send the headers; returns the file."""
         self.server.asked.append(f"{self.command} {self.path}")
-        start = f"/{HUB_ID}/resolve/"
-        if self.server.refusal is not None:
-            return self._refuse(*self.server.refusal)
-        if self.path.startswith(f"/api/models/{HUB_ID}/revision/"):
-            files = [path for path in self.server.folder.rglob("*") if path.is_file()]
-            names = [{"rfilename": str(path.relative_to(self.server.folder))} for path in files]
-            listing = {"id": HUB_ID, "sha": COMMIT, "siblings": names}
-            return self._send(json.dumps(listing).encode(), with_body)
-        if not self.path.startswith(start):
-            return self._refuse(404, "RepoNotFound")
-        path = self.server.folder / self.path[len(start) :].split("/", 1)[1]
-        if not path.is_file():
-            return self._refuse(404, "EntryNotFound")
-        content = path.read_bytes()
-        return self._send(content, with_body)
-
-    def _send(self, content: bytes, with_body: bool) -> None:
-        self.send_response(200)
+        start, content = f"/{HUB_ID}/resolve/", b""
+        path = self.server.folder / self.path.removeprefix(start).partition("/")[2]
+        status, code = self.server.refusal or (200, "")
+        if not self.server.refusal and not (self.path.startswith(start) and path.is_file()):
+            status, code = 404, "EntryNotFound"
+        if status == 200:
+            content = path.read_bytes()
+        self.send_response(status)
         self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Error-Code", code)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if with_body:
-            damaged = self.server.damage and "resolve" in self.path
-            self.wfile.write(bytes(len(content)) if damaged else content)
-
-    def _refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        return content
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -97,7 +78,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
     with FakeHub(folder) as fake:
-        monkeypatch.setenv("HF_ENDPOINT", fake.address)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{fake.server_port}")
         thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield fake
@@ -173,41 +154,32 @@ def test_without_network_the_error_names_the_command_and_the_folder(
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [
-        (403, "GatedRepo", "is gated.*hf auth login"),
-        (404, "RepoNotFound", "is not on the hub"),
-        (404, "RevisionNotFound", "Revision Not Found"),
-        (403, "", "cannot be fetched now"),
-    ],
+    ("status", "code"),
+    [(403, "GatedRepo"), (404, "RepoNotFound"), (404, "RevisionNotFound"), (403, "")],
 )
-def test_refusals_of_the_hub_say_the_next_step(
-    server: FakeHub, status: int, code: str, words: str
-) -> None:
+def test_a_refusal_of_the_hub_is_one_error(server: FakeHub, status: int, code: str) -> None:
     server.refusal = (status, code)
-    with pytest.raises(BackboneError, match=words) as caught:
+    with pytest.raises(BackboneError) as caught:
         fetch(record())
     assert caught.value.argument == "backbone"
+    assert ("hf auth login" in str(caught.value)) == (code in ("GatedRepo", "RepoNotFound"))
     assert not record().folder.exists()
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 def test_a_repository_without_what_is_needed_is_refused(server: FakeHub, file: str) -> None:
     (server.folder / file).unlink()
-    with pytest.raises(BackboneError, match=file) as caught:
+    with pytest.raises(BackboneError) as caught:
         fetch(record())
     assert caught.value.argument == "backbone"
     assert not record().folder.exists()
 
 
-def test_a_wrong_hash_is_refused_with_both_and_the_file_deleted(
-    server: FakeHub, tmp_path: Path
-) -> None:
+def test_a_wrong_hash_is_refused_and_the_file_deleted(server: FakeHub, tmp_path: Path) -> None:
     digest = sha256(server.folder / "model.safetensors")
     with pytest.raises(BackboneError, match=f"{digest}, not {'0' * 64}"):
         fetch(record(weights="model.safetensors", sha256="0" * 64))
     assert not record().folder.exists()
-    assert not list((tmp_path / "hub-cache").rglob("model.safetensors"))
     assert not list((tmp_path / "hub-cache").rglob(digest))
 
 
@@ -216,7 +188,6 @@ def test_damage_on_the_way_is_noticed_without_a_known_hash(server: FakeHub) -> N
     with pytest.raises(BackboneError):
         fetch(record(format="transformers"))
     assert not record().folder.exists()
-    server.damage = False
 
 
 def test_damage_in_the_cache_is_noticed(server: FakeHub) -> None:

@@ -122,10 +122,3 @@ def test_invalid_arguments_are_refused(refused, clip, pictures, tmp_path):
         (pictures, "--device", "warp"),
     ):
         refused("embed", "-b", clip, *words, "-o", tmp_path / "f")
-
-
-def test_more_names_than_a_header_holds_are_refused_before_the_work(
-    refused, clip, pictures, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("ogkd.features.embed._MOST_HEADER", 100)
-    assert "in parts" in refused("embed", pictures, "-b", clip, "-o", tmp_path / "f")

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.batches import Run, batch_slices
@@ -174,26 +172,15 @@ def test_a_small_step_uses_one_thread_and_gives_the_others_back(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("change", ["epoch", "bit", "shape", "cut"])
-def test_a_changed_checkpoint_is_noticed(tmp_path, change):
+def test_a_cut_checkpoint_is_noticed(tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
     state = TrainingState(torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1))
     checkpoint.save(state)
     assert checkpoint.load().epoch == 4
-    with safe_open(checkpoint.path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in ("contexts", "momentum", "losses")}
-    if change == "epoch":
-        metadata["epoch"] = "999"
-    elif change == "bit":
-        tensors["contexts"][0, 0, 0] += 1e-6
-    elif change == "shape":
-        tensors["momentum"] = torch.zeros(1)
-    save_file(tensors, checkpoint.path, metadata)
-    if change == "cut":
-        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])
-    with pytest.raises(ConfigError, match="is damaged"):
+    checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])
+    with pytest.raises(ConfigError) as caught:
         checkpoint.load()
+    assert caught.value.argument == "restart"
 
 
 ADAM = TrainConfig(optimiser="adam", epochs=40, batch_size=6, lr=0.05, weight_decay=0.0)

@@ -156,12 +156,8 @@ def read_bert_config(folder: Path) -> BertConfigFile | None:
 
 def _read_timm_config(folder: Path, name: str) -> TimmConfigFile:
     """Read timm's configuration from `timm/config.json`, or else from the model's name."""
-    folders = [folder / "timm"]
-    if name.startswith("local-dir:"):
-        folders.append(Path(name.removeprefix("local-dir:")))
-    for path in (candidate / "config.json" for candidate in folders):
-        if path.is_file():
-            return parse_record(TimmConfigFile, read_json(path), path)
+    if (path := folder / "timm" / "config.json").is_file():
+        return parse_record(TimmConfigFile, read_json(path), path)
     # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
     return TimmConfigFile(architecture=re.split(r"[:/]", name)[-1].split(".")[0])
 
@@ -269,18 +265,8 @@ def load_open_clip(
 
 def _identity(config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile) -> dict[str, Any]:
     """The model as the digest sees it: addresses of cached features depend on every letter."""
-    same: tuple[str, ...] = (
-        "width",
-        "depth",
-        "heads",
-        "patch",
-        "image_size",
-        "grid",
-        "layer_scale",
-        "qkv_bias",
-    )
-    same += ("late_norm", "pool", "embed_dim")
-    vision = {name: getattr(spec, name) for name in same} | {
+    same = "width depth heads patch image_size grid layer_scale qkv_bias late_norm pool embed_dim"
+    vision = {name: getattr(spec, name) for name in same.split()} | {
         "mlp_ratio": spec.inner // spec.width,
         "proj": config.vision_cfg.timm_proj,
         "proj_bias": config.vision_cfg.timm_proj_bias,

@@ -84,29 +84,27 @@ def check(
 
 def _check(path: Path) -> dict[str, Any]:
     is_shipped = str(path) in shipped_banks()
-    rows, findings = check_bank(read_bank(path), count=_SHIPPED if is_shipped else None)
+    bank = read_bank(path)
+    findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
     return {
         "bank": str(path),
-        "classes": [asdict(row) for row in rows],
+        "classes": {name: len(texts) for name, texts in bank.items()},
         "findings": [asdict(finding) for finding in findings],
         "passed": not any(finding.severity == "error" for finding in findings),
     }
 
 
 def _print_check(report: dict[str, Any]) -> None:
-    findings = report["findings"]
-    cells = []
-    for row in report["classes"]:
-        kinds = [item["severity"] for item in findings if item["class_name"] == row["class_name"]]
-        span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
-        cells.append([row["class_name"], row["prompts"], span, *map(kinds.count, _COLOURS)])
-    print_table((report["bank"], "prompts", "words (mean)", "errors", "warnings"), cells)
-    for finding in findings:
+    for finding in report["findings"]:
         typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
         typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")
-        for text in finding["texts"][:5]:
+        for text in finding["texts"]:
             typer.echo(f"        {text!r}")
-    typer.echo(f"{report['bank']}: {'passed' if report['passed'] else 'FAILED'}")
+    counts = report["classes"]
+    typer.echo(
+        f"{report['bank']}: {len(counts)} classes, {sum(counts.values())} texts, "
+        f"{'passed' if report['passed'] else 'FAILED'}"
+    )
 
 
 @app.command("new")
@@ -156,7 +154,7 @@ def new(
         bank = keep_classes(bank, names) if names else bank
     write_json(out, bank)
     typer.echo(f"{len(bank)} classes with {sum(map(len, bank.values()))} texts -> {out}")
-    if findings := check_bank(bank)[1]:
+    if findings := check_bank(bank):
         errors = sum(finding.severity == "error" for finding in findings)
         say(f"{errors} error(s) and {len(findings) - errors} warning(s) in the texts.")
     typer.echo(f"Next: read and edit the texts, then `ogkd prompts check {out}`.")
@@ -172,15 +170,11 @@ def _generate(order: Order, model: str, out: Path) -> dict[str, list[str]]:
     bank = read_bank(out) if out.exists() else {}
     try:
         with progress_bar("Asking for prompts", order.count * len(order.class_names)) as bar:
-
-            def progress(name: str, added: int) -> None:
+            for name, added, texts in generate(order, ask, bank=bank):
+                if added:
+                    write_json(out, bank := texts)
                 bar.advance(added)
                 bar.describe(name)
-
-            def save(texts: dict[str, list[str]]) -> None:
-                write_json(out, texts)
-
-            bank = generate(order, ask, bank=bank, save=save, progress=progress)
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped. The texts so far are in {out}: run the same command again to resume."

@@ -153,8 +153,7 @@ def fallback_note(
     if not missing:
         return None
     if bank is not None:
-        used = {fold(name) for name in class_names}
-        near = did_you_mean(missing[0], [name for name in bank if fold(name) not in used])
+        near = did_you_mean(missing[0], list(bank))
         return f"The prompt bank has no prompts for {', '.join(missing)}: they use templates.{near}"
     note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
     for name, path in shipped_banks().items():

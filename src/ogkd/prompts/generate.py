@@ -5,10 +5,9 @@ Only `chat` uses the network: any endpoint with OpenAI's API, local or hosted, b
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,15 +57,12 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         raise ConfigError(
             'Asking a language model needs the package openai: pip install "ogkd[prompts]".'
         ) from error
-    near = _is_near(parse_url(url).host)
-    if key and url.startswith("http:") and not near:
-        raise ConfigError("A key is only sent by https.", argument="url")
+    parse_url(url)
     client = openai.OpenAI(
         base_url=url,
         api_key=key or "none",  # the client insists on one
         timeout=_TIMEOUT,
         max_retries=_RETRIES,
-        http_client=openai.DefaultHttpxClient(trust_env=not near),  # proxies
     )
 
     def ask(messages: Messages) -> str:
@@ -83,14 +79,6 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         return content if isinstance(content, str) else ""
 
     return ask
-
-
-def _is_near(host: str) -> bool:
-    """Whether a host is in this network."""
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return "." not in host or host.endswith((".local", ".internal"))
 
 
 @dataclass(frozen=True)
@@ -144,9 +132,9 @@ def _clean(text: str) -> str:
     return text[1:-1].strip() if text[:1] == text[-1:] == '"' else text
 
 
-def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Keep the texts without faults that differ from those in `have` and `others`."""
-    known = [frozenset(words_of(text)) for text in (*have, *others)]
+def sift(texts: Sequence[str], have: Sequence[str]) -> list[str]:
+    """Keep the texts without faults that differ from each other and from those in `have`."""
+    known = [frozenset(words_of(text)) for text in have]
     kept = []
     for text in texts:
         words = frozenset(words_of(text))
@@ -157,32 +145,23 @@ def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) 
 
 
 def generate(
-    order: Order,
-    ask: Ask,
-    *,
-    bank: Mapping[str, Sequence[str]] | None = None,
-    save: Callable[[dict[str, list[str]]], None] = lambda bank: None,
-    progress: Callable[[str, int], None] = lambda name, added: None,
-) -> dict[str, list[str]]:
-    """Write a bank with up to `count` texts for each class, starting from those in `bank`.
+    order: Order, ask: Ask, *, bank: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[tuple[str, int, dict[str, list[str]]]]:
+    """Write up to `count` texts for each class, starting from those in `bank`.
 
-    `save` is called after every useful answer, so an interruption loses at most one answer. A
-    class may get fewer texts than `order.count` if the model does not provide enough.
+    Yields after each answer: the class that was asked for, how many of its texts are new, and all
+    texts so far. A class may get fewer if the model does not provide enough.
     """
     texts = {name: list(rows) for name, rows in (bank or {}).items()}
     keys = {fold(name): name for name in texts}
     for name in order.class_names:
         key = keys.get(fold(name), name)
-        have = texts.pop(key, [])
         for _ in range(order.rounds):
+            have = texts.get(key, [])
             if (missing := order.count - len(have)) <= 0:
                 break
             answer = read_answer(ask(messages_for(order, name, have)))
-            others = [text for rows in texts.values() for text in rows]
-            if new := sift(answer, have, others)[:missing]:
-                have += new
-                save({**texts, key: have})
-            progress(name, len(new))
-        if have:
-            texts[key] = have
-    return texts
+            everything = [text for rows in texts.values() for text in rows]
+            if new := sift(answer, everything)[:missing]:
+                texts[key] = have + new
+            yield name, len(new), texts
