@@ -15,8 +15,7 @@ from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, registry
-from ogkd.model.card import ModelCard
-from ogkd.model.classifier import method_of
+from ogkd.model.card import ModelCard, method_of
 
 METHOD = """
 import torch

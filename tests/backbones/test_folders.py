@@ -278,24 +278,35 @@ def test_names_in_a_configuration_are_not_looked_up_on_the_network(
 # Preprocessing and digest
 
 
+OWN = {"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 4]}
+BOTH = {"height": SIZE, "width": SIZE}
+
+
 @pytest.mark.parametrize(
-    ("settings", "resize", "interpolation"),
+    ("maker", "settings", "resize", "interpolation", "mean"),
     [
-        ({"size": SIZE, "crop_size": SIZE, "resample": 3}, "shortest", "bicubic"),
-        ({"size": {"shortest_edge": SIZE}, "resample": 2}, "shortest", "bilinear"),
-        ({"size": {"height": SIZE, "width": SIZE}, "resample": 0}, "squash", "nearest"),
-        ({"crop_size": {"height": SIZE, "width": SIZE}}, "shortest", "bicubic"),
+        (make_clip, {"size": SIZE, "crop_size": SIZE, "resample": 3}, "shortest", "bicubic", 0.1),
+        (make_clip, {"size": {"shortest_edge": SIZE}, "resample": 2}, "shortest", "bilinear", 0.1),
+        (make_clip, {"size": BOTH, "resample": 0}, "squash", "nearest", 0.1),
+        (make_clip, {"crop_size": BOTH}, "shortest", "bicubic", 0.1),
+        (make_clip, None, "shortest", "bicubic", 0.48145466),  # without a file: of the family
+        (make_siglip, None, "squash", "bicubic", 0.5),
     ],
 )
 def test_preprocessor_files_are_understood(
-    tmp_path: Path, settings: dict[str, Any], resize: str, interpolation: str
+    tmp_path: Path,
+    maker: Callable[[Path], Any],
+    settings: dict[str, Any] | None,
+    resize: str,
+    interpolation: str,
+    mean: float,
 ) -> None:
-    make_clip(tmp_path)
-    settings = {**settings, "image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 4]}
-    text("preprocessor_config.json", json.dumps(settings))(tmp_path)
+    maker(tmp_path)
+    if settings is not None:
+        text("preprocessor_config.json", json.dumps(settings | OWN))(tmp_path)
     prep = load(tmp_path).preprocessing
     assert (prep.size, prep.resize, prep.interpolation) == (SIZE, resize, interpolation)
-    assert (prep.mean, prep.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 4.0))
+    assert prep.mean[0] == pytest.approx(mean)
 
 
 def test_open_clips_preprocessing_is_the_configurations(tmp_path: Path) -> None:
@@ -305,22 +316,6 @@ def test_open_clips_preprocessing_is_the_configurations(tmp_path: Path) -> None:
     prep = load(folder).preprocessing
     assert (prep.size, prep.mean, prep.std) == (32, (0.5, 0.4, 0.3), (0.3, 0.2, 0.25))
     assert (prep.resize, prep.interpolation) == ("squash", "bilinear")
-
-
-@pytest.mark.parametrize(
-    ("maker", "resize", "mean", "interpolation"),
-    [
-        (make_clip, "shortest", 0.48145466, "bicubic"),
-        (make_siglip, "squash", 0.5, "bicubic"),
-    ],
-)
-def test_each_family_has_its_own_default_preprocessing(
-    tmp_path: Path, maker: Callable[[Path], Any], resize: str, mean: float, interpolation: str
-) -> None:
-    maker(tmp_path)
-    prep = load(tmp_path).preprocessing
-    assert (prep.resize, prep.interpolation) == (resize, interpolation)
-    assert prep.mean[0] == pytest.approx(mean)
 
 
 CHANGES: dict[str, list[Spoil]] = {

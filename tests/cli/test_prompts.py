@@ -29,11 +29,11 @@ def ask_for(out: Path, *more: object) -> list[object]:
 
 
 def test_show_lists_every_bank_or_prints_one(ogkd, refused):
-    rows = json.loads(ogkd("prompts", "show", "--json").out)
-    assert len(rows) == 11
-    assert sum(len(row["classes"]) for row in rows) == 56
+    banks = json.loads(ogkd("prompts", "show", "--json").out)
+    assert len(banks) == 11
+    assert sum(map(len, banks.values())) == 56
     table = ogkd("prompts", "show").out
-    assert all(row["name"] in table for row in rows)
+    assert all(name in table for name in banks)
     assert len(ogkd("prompts", "show", "busi").out.splitlines()) == 3 * 51
     assert len(ogkd("prompts", "show", "busi", "Normal_Scan").out.splitlines()) == 51
     refused("prompts", "show", "busi", "cyst")
@@ -47,10 +47,9 @@ def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
     outcome = ogkd("prompts", "check", path)
     assert outcome.code == 1
     assert "[numbering]" in outcome.out
+    assert "[length]" in outcome.out
     assert "FAILED" in outcome.out
-    (report,) = json.loads(ogkd("prompts", "check", path, "--json").out)
-    assert not report["passed"]
-    assert {finding["rule"] for finding in report["findings"]} == {"numbering", "length"}
+    assert ogkd("prompts", "check", "busi").code == 0
 
 
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):

@@ -85,28 +85,6 @@ def test_seeds_trained_together_equal_each_alone(learner, bert_backbone, text_dr
         torch.testing.assert_close(context, alone, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stop_at", [0, 1, 3, 4])
-def test_an_interrupted_training_ends_like_an_uninterrupted_one(
-    learner, bert_backbone, tmp_path, stop_at
-):
-    run = make_run(bert_backbone, 1)
-    whole = train_contexts(learner, [run], objective, CONFIG, text_dropout=True)
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
-
-    def interrupt(entry):
-        if entry["epoch"] == stop_at:
-            raise KeyboardInterrupt
-
-    def train(log=None):
-        return train_contexts(
-            learner, [run], objective, CONFIG, text_dropout=True, checkpoint=checkpoint, log=log
-        )
-
-    with pytest.raises(Interrupted, match=f"after epoch {stop_at + 1} of 6.*same fit again"):
-        train(interrupt)
-    assert torch.equal(train(), whole)
-
-
 def test_a_checkpoint_of_another_training_is_refused_and_untouched(
     learner, bert_backbone, tmp_path
 ):
@@ -206,20 +184,6 @@ def test_full_batches_with_adam_are_adam_on_the_whole_loss(learner, bert_backbon
         loss.backward()
         optimiser.step()
     torch.testing.assert_close(trained, context.detach(), atol=1e-4, rtol=1e-3)
-
-
-def test_more_images_than_a_batch_are_all_used_in_new_orders(learner, bert_backbone):
-    seen = []
-
-    def watching(T_hat, batch):
-        seen.append(batch.labels[0].tolist())
-        return objective(T_hat, batch)
-
-    config = ADAM.model_copy(update={"batch_size": 4, "epochs": 3})
-    train_contexts(learner, [one_view(make_run(bert_backbone, 1))], watching, config)
-    assert [len(labels) for labels in seen] == [4, 2] * 3
-    assert all(sorted(seen[n] + seen[n + 1]) == [0, 0, 1, 1, 2, 2] for n in (0, 2, 4))
-    assert len({tuple(labels) for labels in seen[::2]}) > 1
 
 
 def test_a_run_ends_when_its_loss_has_settled():

@@ -73,24 +73,6 @@ def test_rounds_find_more_than_texts_alone(monkeypatch: pytest.MonkeyPatch) -> N
     assert learned > right() + 0.2
 
 
-def test_images_are_found_although_their_cases_differ_more_than_the_classes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows, case, labels, _, truth = planted(0.2, seed=1, cases=4, images=12, common=3.0)
-    T = normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(0)), dim=-1)
-
-    def right() -> float:
-        shown_by = find_carriers(rows, case, labels, text_side(T, (0,)))
-        return float((shown_by[truth > 0] == truth[truth > 0]).double().mean())
-
-    apart = right()
-    monkeypatch.setattr(
-        "ogkd.methods.carriers.common_part",
-        lambda X, case: torch.zeros(int(case.max()) + 1, X.shape[1]),
-    )
-    assert apart > right() + 0.2
-
-
 def test_every_case_has_a_carrier_and_normal_cases_show_what_they_are() -> None:
     rows, case, labels, T, _ = planted(0.1, seed=1)
     shown_by = find_carriers(rows, case, labels, text_side(T, (0,)))

@@ -22,10 +22,6 @@ def test_folds_hold_out_one_image_of_each_class_and_keep_views_together():
         assert torch.bincount(rows.labels[folds == fold]).tolist() == [3, 3, 3]
 
 
-def test_one_image_of_each_class_leaves_nothing_to_judge_by():
-    assert trials(rows_of(make_support((1, 1), views=4), NAMES[:2])) == []
-
-
 def test_one_bag_of_each_class_leaves_nothing_to_judge_by_however_many_its_pictures():
     support = make_support((3, 3))
     assert (

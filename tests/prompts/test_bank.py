@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -68,29 +67,27 @@ def test_a_note_says_how_to_do_better_than_templates(names, bank, words):
     ],
     ids=str,
 )
-def test_wrong_texts_are_refused_from_python_and_from_a_file(tmp_path, bank):
-    with pytest.raises(ConfigError):
+def test_wrong_texts_are_refused(bank):
+    with pytest.raises(ConfigError) as caught:
         bank_for(["a"], bank)
-    path = tmp_path / "bank.json"
-    path.write_text(json.dumps(bank))
-    with pytest.raises(ConfigError, match=re.escape(str(path))):
-        read_bank(path)
+    assert caught.value.argument == "prompts"
 
 
 @pytest.mark.parametrize(
     "content",
     [
         *(b'{"a": ["x"', b"", '{"a": ["gro\xdf"]}'.encode("latin-1"), b"[" * 100_000, b'["a"]'),
-        *(b"{}", b'{"a": ["x"], "a": ["y"]}', None),
+        *(b"{}", b'{"a": ["x"], "a": ["y"]}', b'{"a": [1]}', None),
     ],
-    ids=["cut", "empty", "latin-1", "deep", "list", "no class", "twice", "absent"],
+    ids=range(9),
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, content):
     path = tmp_path / "bank.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(str(path))):
+    with pytest.raises(ConfigError, match=re.escape(str(path))) as caught:
         read_bank(path)
+    assert caught.value.argument == "prompts"
 
 
 def test_a_file_of_the_name_comes_before_the_shipped_bank(tmp_path, monkeypatch):

@@ -63,11 +63,10 @@ def _without(name):
         released_source(_without("debris")),
         released_source(_without("debris") | {"dust": ["d"] * 50}),
         released_source(released_bank() | {"polyps": ["a"] * 49}),
-        released_source(released_bank() | {"cataract": ["a"] * 50}),
         *(b"BIOMEDCOOP_TEMPLATES = dict(a=['b'])", b"BIOMEDCOOP_TEMPLATES = {'a': 'b'}"),
         *(b"OTHER = {'a': ['b']}", b"def ("),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_another_file_is_refused_and_nothing_is_stored(tmp_path, content):
     path = tmp_path / "copy.py"

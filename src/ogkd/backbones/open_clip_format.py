@@ -94,7 +94,7 @@ class TextConfig(FileRecord):
     hf_model_name: str
     hf_proj_type: Annotated[Literal["linear", "mlp", "none"], _none_is("none")] = "mlp"
     hf_pooler_type: Annotated[
-        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler", "max_pooler"],
+        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler"],
         _none_is("cls_pooler"),
     ] = "mean_pooler"
     context_length: Size = 77

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 import typer
 
 import ogkd
-from ogkd.cli.output import print_json
 from ogkd.files import cache_dir
 
 Row = tuple[str, str, str, str]  # status, subject, result, fix
@@ -41,18 +40,13 @@ def doctor() -> None:
     report_checks(examine())
 
 
-def report_checks(rows: Iterable[Row], *, as_json: bool = False) -> None:
+def report_checks(rows: Iterable[Row]) -> None:
     """Print each check when it is done; end with exit code 2 if one has failed."""
-    if as_json:
-        rows = list(rows)
-        keys = ("status", "subject", "result", "fix")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows], ascii=True)
     failed = False
     for status, subject, result, fix in rows:
         failed = failed or status == "FAIL"
-        if not as_json:
-            typer.secho(f"{status:5}", fg=_COLOURS[status], nl=False)
-            typer.echo(f"{subject}: {result}" + (f"\n      fix: {fix}" if fix else ""))
+        typer.secho(f"{status:5}", fg=_COLOURS[status], nl=False)
+        typer.echo(f"{subject}: {result}" + (f"\n      fix: {fix}" if fix else ""))
     if failed:
         sys.exit(2)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -40,28 +39,27 @@ def show(
     as_json: opt.JsonOption = False,
 ) -> None:
     """List the banks that there are, or print the texts of one, or of one class."""
-    if bank is not None:
-        texts_by_class = read_bank(bank)
-        if class_name is not None:
-            texts_by_class = keep_classes(texts_by_class, [class_name])
+    if bank is None:
+        released = {RELEASED: released_path()} if released_path().is_file() else {}
+        banks = {name: read_bank(path) for name, path in (shipped_banks() | released).items()}
         if as_json:
-            print_json(texts_by_class)
+            print_json(banks)
             return
-        for name, texts in texts_by_class.items():
-            typer.secho(f"{name} ({len(texts)})", bold=True)
-            for text in texts:
-                typer.echo(f"  {text}")
+        cells = [
+            [name, sum(map(len, each.values())), ", ".join(each)] for name, each in banks.items()
+        ]
+        print_table(("bank", "prompts", "classes"), cells)
         return
-    rows: list[dict[str, Any]] = []
-    released = {RELEASED: released_path()} if released_path().is_file() else {}
-    for name, path in (shipped_banks() | released).items():
-        counts = {key: len(texts) for key, texts in read_bank(path).items()}
-        rows.append({"name": name, "prompts": sum(counts.values()), "classes": counts})
+    texts_by_class = read_bank(bank)
+    if class_name is not None:
+        texts_by_class = keep_classes(texts_by_class, [class_name])
     if as_json:
-        print_json(rows)
+        print_json(texts_by_class)
         return
-    cells = [[row["name"], row["prompts"], ", ".join(map(str, row["classes"]))] for row in rows]
-    print_table(("bank", "prompts", "classes"), cells)
+    for name, texts in texts_by_class.items():
+        typer.secho(f"{name} ({len(texts)})", bold=True)
+        for text in texts:
+            typer.echo(f"  {text}")
 
 
 @app.command("check")
@@ -69,42 +67,22 @@ def check(
     banks: Annotated[
         list[Path] | None, Argument(help="JSON files or names (default: all shipped banks).")
     ] = None,
-    as_json: opt.JsonOption = False,
 ) -> None:
     """Look for duplicates, wrong lengths, missing class names. Exit code 1 on errors."""
-    reports = [_check(path) for path in banks or map(Path, shipped_banks())]
-    if as_json:
-        print_json(reports)
-    else:
-        for report in reports:
-            _print_check(report)
-    if not all(report["passed"] for report in reports):
+    failed = []
+    for path in banks or map(Path, shipped_banks()):
+        bank = read_bank(path)
+        findings = check_bank(bank, count=_SHIPPED if str(path) in shipped_banks() else None)
+        for finding in findings:
+            typer.secho(f"{finding.severity:8}", fg=_COLOURS[finding.severity], nl=False)
+            typer.echo(f"{finding.class_name}: {finding.message} [{finding.rule}]")
+            for text in finding.texts:
+                typer.echo(f"        {text!r}")
+        failed.append(any(finding.severity == "error" for finding in findings))
+        verdict = "FAILED" if failed[-1] else "passed"
+        typer.echo(f"{path}: {len(bank)} classes, {sum(map(len, bank.values()))} texts, {verdict}")
+    if any(failed):
         raise typer.Exit(1)
-
-
-def _check(path: Path) -> dict[str, Any]:
-    is_shipped = str(path) in shipped_banks()
-    bank = read_bank(path)
-    findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
-    return {
-        "bank": str(path),
-        "classes": {name: len(texts) for name, texts in bank.items()},
-        "findings": [asdict(finding) for finding in findings],
-        "passed": not any(finding.severity == "error" for finding in findings),
-    }
-
-
-def _print_check(report: dict[str, Any]) -> None:
-    for finding in report["findings"]:
-        typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
-        typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")
-        for text in finding["texts"]:
-            typer.echo(f"        {text!r}")
-    counts = report["classes"]
-    typer.echo(
-        f"{report['bank']}: {len(counts)} classes, {sum(counts.values())} texts, "
-        f"{'passed' if report['passed'] else 'FAILED'}"
-    )
 
 
 @app.command("new")
@@ -118,7 +96,7 @@ def new(
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
     source: Annotated[
         Path | None,
-        Option("--from", help="Convert texts from JSON, CSV, TSV, or a folder of .txt."),
+        Option("--from", help="Convert a CSV or TSV file with columns class and text."),
     ] = None,
     model: Annotated[
         str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
@@ -132,9 +110,7 @@ def new(
     with OpenAI's API at OGKD_LLM_URL writes 50 texts for each class; only class
     names, modality, organ and texts are sent, never images, and its key is
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
-    classes. With --from, texts are converted: JSON of class -> texts (as in
-    CuPL); CSV or TSV with columns class and text; a folder with one .txt per
-    class, one text per line.
+    classes. With --from, a table of texts is converted.
     """
     opt.refuse_folders(out=out)
     names = require_classes(classes.split(",")) if classes or source is None else []
