@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from ogkd.backbones import hub, load_backbone
 from ogkd.backbones.catalog import Record
 from ogkd.backbones.hub import fetch, present
-from ogkd.errors import BackboneError, StorageError
+from ogkd.errors import BackboneError
 from tiny_backbones import TEXTS, make_clip
 
 COMMIT = "a" * 40
@@ -200,20 +200,6 @@ def test_damage_in_the_cache_is_noticed(server: FakeHub) -> None:
             again(record())
     shutil.rmtree(weights.parent)
     assert (fetch(record()) / "model.safetensors").read_bytes() == content
-
-
-def test_nothing_stays_when_the_conversion_fails(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish_as_bin(server.folder)
-
-    def full(*_: Any) -> None:
-        raise hub.SafetensorError("No space left on device")
-
-    monkeypatch.setattr(hub, "save_file", full)
-    with pytest.raises(StorageError):
-        fetch(record())
-    assert [path.name for path in record().folder.parent.iterdir()] == [".tiny.lock"]
 
 
 def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: FakeHub) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
@@ -58,19 +56,6 @@ def test_entry_point_function_loads_by_its_name(installed: list[Entry]) -> None:
     assert backbone.digest == load_backbone("builtin", device="cpu").digest
     with pytest.raises(BackboneError):
         fetch(catalog()["their-tiny"])
-
-
-def test_importing_looks_for_no_entry_points() -> None:
-    program = (
-        "from importlib import metadata\n"
-        "real = metadata.entry_points\n"
-        "def watched(**options):\n"
-        "    assert not str(options.get('group')).startswith('ogkd'), options\n"
-        "    return real(**options)\n"
-        "metadata.entry_points = watched\n"
-        "import ogkd.backbones, ogkd.data.catalog\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("value", [ImportError("no module named x"), 42])

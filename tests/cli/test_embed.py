@@ -90,17 +90,6 @@ def test_bad_files_can_be_left_out(ogkd, clip, pictures, tmp_path):
     assert [len(row) for row in rows] == [4, 4, 4]
 
 
-def test_an_earlier_result_is_replaced_only_by_a_whole_one(ogkd, clip, pictures, tmp_path):
-    out = tmp_path / "f.safetensors"
-    ogkd("embed", pictures, "-b", clip, "-o", out)
-    before = out.read_bytes()
-    (pictures / "bad.png").write_bytes(b"")
-    assert ogkd("embed", pictures, "-b", clip, "-o", out).code == 2
-    assert out.read_bytes() == before
-    assert ogkd("embed", pictures / "b", "-b", clip, "-o", out).code == 0
-    assert len(load_file(out)["globals"]) == 1
-
-
 def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
     picture = pictures / "b" / "2.png"
     before = picture.read_bytes()

@@ -59,20 +59,6 @@ def test_planted_images_are_found_with_their_cases_labels_alone(share: float) ->
     assert float((shown_by[truth > 0] == truth[truth > 0]).double().mean()) > 0.5
 
 
-def test_rounds_find_more_than_texts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, case, labels, _, truth = planted(0.1, seed=3)
-    T = normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(0)), dim=-1)
-    text = text_side(T, (0,))  # texts that say nothing
-
-    def right() -> float:
-        shown_by = find_carriers(rows, case, labels, text)
-        return float((shown_by[truth > 0] == truth[truth > 0]).double().mean())
-
-    learned = right()
-    monkeypatch.setattr("ogkd.methods.carriers.folds", lambda labels, most: None)
-    assert learned > right() + 0.2
-
-
 def test_every_case_has_a_carrier_and_normal_cases_show_what_they_are() -> None:
     rows, case, labels, T, _ = planted(0.1, seed=1)
     shown_by = find_carriers(rows, case, labels, text_side(T, (0,)))
