@@ -62,3 +62,11 @@ def test_other_cases_take_the_plain_product(case: str, monkeypatch: pytest.Monke
     values.requires_grad_(case != "no gradient")
     assert torch.equal(frozen_linear(layer, values), layer(values))
     assert layer not in _frozen._packs
+
+
+@needs_kernels
+def test_few_rows_without_gradient_have_the_same_bits_whatever_was_laid_out_before() -> None:
+    layer, few = make_layer(), torch.randn(9, 160)
+    before = frozen_linear(layer, few)
+    frozen_linear(layer, torch.randn(9, 160, requires_grad=True))
+    assert torch.equal(frozen_linear(layer, few), before)

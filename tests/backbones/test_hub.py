@@ -93,6 +93,7 @@ def test_a_bin_is_converted_once_and_then_needs_no_network(
 def test_files_in_the_hubs_own_cache_serve_offline(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files[f"/{HUB_ID}/resolve/main/pytorch_model.bin"] = b"not needed beside safetensors"
     shutil.rmtree(fetch(record()))
     files.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ogkd.backbones import load_backbone, verify
+from ogkd.backbones import hub, load_backbone
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.files import sha256_file
 from tiny_backbones import make_clip
@@ -40,7 +40,7 @@ def keep(record: Record, *, original: str = "0" * 64) -> Path:
 
 
 def statuses(name: str | Path) -> dict[str, str]:
-    return {check.subject: check.status for check in verify.verify(name)}
+    return {check.subject: check.status for check in hub.verify(name)}
 
 
 def test_a_fetched_backbone_passes() -> None:
@@ -66,12 +66,12 @@ def test_another_original_than_the_catalogues_fails() -> None:
 
 
 def test_an_absent_or_cut_backbone_fails_with_the_command_to_run() -> None:
-    (absent,) = verify.verify("medsiglip")
+    (absent,) = hub.verify("medsiglip")
     assert absent.status == "FAIL"
     assert "ogkd backbones fetch medsiglip" in absent.fix
     folder = keep(catalog()["plip"])
     (folder / "tokenizer.json").write_text("{")
-    (cut,) = verify.verify("plip")
+    (cut,) = hub.verify("plip")
     assert cut.status == "FAIL"
     assert "tokenizer.json" in cut.result
 
@@ -104,11 +104,11 @@ def test_published_outputs_pass_fail_or_say_what_is_missing(
         "labels": LABELS,
         "probabilities": dict(zip(IMAGES, rows, strict=True)),
     }
-    monkeypatch.setattr(verify, "published_outputs", lambda: reference)
-    monkeypatch.setattr(verify, "TOLERANCE", 1e-5)
+    monkeypatch.setattr(hub, "published_outputs", lambda: reference)
+    monkeypatch.setattr(hub, "TOLERANCE", 1e-5)
 
     def status(folder: Path) -> str:
-        return verify._check_published(backbone, folder, "fetch it").status
+        return hub._check_published(backbone, folder, "fetch it").status
 
     assert status(tmp_path / "absent") == "SKIP"
     assert status(tmp_path) == "PASS"
@@ -117,7 +117,7 @@ def test_published_outputs_pass_fail_or_say_what_is_missing(
 
 
 def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
-    ours = verify.published_outputs()
+    ours = hub.published_outputs()
     theirs = json.loads((shared / "biomedclip" / "reference_outputs.json").read_text())
     assert ours["template"] == theirs["template"]
     assert sorted(ours["probabilities"]) == sorted(theirs["probs"])

@@ -319,3 +319,9 @@ def test_classes_without_images_are_answered_by_their_texts(texts):
     head = make_method("fused", settings={"text": texts}).head_for(fit(make_support(), text), other)
     T = other.single if texts == "single" else prototypes(other.bank)
     torch.testing.assert_close(head.logits(v), 30.0 * v @ T.T)
+
+
+def test_validation_images_are_not_looked_at():
+    support = make_support((4, 4, 4))
+    with_more = replace(support, validation=(unit(30, 12, seed=5), torch.arange(30) % 3))
+    assert torch.equal(fit(support).W, fit(with_more).W)

@@ -205,3 +205,14 @@ def test_the_loop_steps_along_the_bent_gradient(bert_backbone):
     step = before - contexts.detach()
     assert (dots(ce, kl) < 0).any()
     torch.testing.assert_close(step, project(ce, kl), atol=1e-5, rtol=1e-4)
+
+
+def test_the_teacher_is_zero_shot_and_not_the_student(bert_backbone):
+    """The released bug made them one: then KL would be 0 whatever is learned."""
+    text = text_of(bert_backbone)
+    objective = make_method("prograd").objective(text)
+    batch = batch_of(1, d=bert_backbone.embed_dim)
+    other = objective(unit(1, 3, bert_backbone.embed_dim), batch)
+    assert other["kl"].item() > 0.01
+    same = objective(text.single.unsqueeze(0), batch)
+    assert same["kl"].item() == pytest.approx(0, abs=1e-6)

@@ -50,7 +50,7 @@ def info(
     from ogkd.backbones.loading import resolve
 
     if verify:
-        from ogkd.backbones.verify import verify as run_checks
+        from ogkd.backbones.hub import verify as run_checks
 
         report_checks(run_checks(name))
         return

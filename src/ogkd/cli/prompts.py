@@ -14,9 +14,15 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
-from ogkd.prompts.bank import bank_digest, fold, read_bank, shipped_banks
+from ogkd.prompts.bank import (
+    bank_digest,
+    fold,
+    import_bank,
+    keep_classes,
+    read_bank,
+    shipped_banks,
+)
 from ogkd.prompts.check import check_bank
-from ogkd.prompts.convert import import_bank, keep_classes
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
 from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
