@@ -13,39 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.errors import ConfigError, DataError, did_you_mean
-from ogkd.files import read_json, read_text
+from ogkd.files import read_json, read_text, read_toml
 from ogkd.prompts.released import RELEASED, require_released
 
 OURS = "ours"  # the shipped bank of a dataset
 SINGLE = "a photo of a {}."
 
-# The wording varies so that their mean represents the class and not one phrase.
-TEMPLATES = (
-    "a photo of a {}.",
-    "a medical image showing {}.",
-    "an image of {}.",
-    "a scan with findings of {}.",
-    "this picture shows {}.",
-    "a clinical example of {}.",
-    "the appearance is consistent with {}.",
-    "a typical case of {}.",
-    "features of {} are seen here.",
-    "an imaging study demonstrating {}.",
-    "a close view of {}.",
-    "a patient with {}.",
-)
-
-# That a finding is absent: by its name, and, as text towers hardly read "no", by what is normal.
-_ABSENT = (
-    "no {}.",
-    "an image without {}.",
-    "there is no sign of {} here.",
-    "a medical image in which {} is absent.",
-    "a normal image.",
-    "a healthy patient.",
-    "a scan without abnormal findings.",
-    "normal appearance, nothing is found.",
-)
+_PLAIN = read_toml(Path(__file__).with_name("plain.toml"))
+TEMPLATES: tuple[str, ...] = tuple(_PLAIN["present"])
 
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
@@ -141,7 +116,7 @@ def absent_bank(
     folded = {fold(name): texts for name, texts in (bank or {}).items()}
     return [
         [text for text in folded.get(fold(f"no {name}"), ()) if text.strip()]
-        or [template.format(name) for template in _ABSENT]
+        or [template.format(name) for template in _PLAIN["absent"]]
         for name in findings
     ]
 

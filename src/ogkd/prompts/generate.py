@@ -9,10 +9,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ogkd.download import parse_url
 from ogkd.errors import ConfigError
+from ogkd.files import read_toml
 from ogkd.prompts.bank import fold
 from ogkd.prompts.check import LONGEST, SHORTEST, similar, text_faults, words_of
 
@@ -23,23 +25,6 @@ _TIMEOUT = 120.0  # seconds for an answer
 _RETRIES = 4  # of a request, by the client
 _AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
 _SHOWN = 15  # existing texts that the model is asked not to repeat
-_ROLE = (
-    "You are an experienced medical imaging specialist who writes short, exact descriptions of "
-    "images."
-)
-_QUESTION = """\
-Write {wanted} descriptions of what is seen on {modality} images{organ} that belong to the class \
-"{name}".
-Each describes visible things: appearance, shape, margin, density or echo or signal or colour, \
-texture, site, distribution, severity, typical context and artefacts.
-Each is one sentence or caption of {shortest} to {longest} words, medically correct, different in \
-content from all others, and names the class or its usual clinical synonym.
-Say what is present rather than what is absent. No numbering, no introduction, no repeated \
-sentence pattern.
-The other classes are {others}: make clear what sets this one apart, but seldom name them.
-These are there already; write others: {have}
-Answer with a JSON list of strings and nothing else."""
-
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
 _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
@@ -94,7 +79,8 @@ class Order:
 
 def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
     """The question for the texts that a class still lacks."""
-    question = _QUESTION.format(
+    wording = read_toml(Path(__file__).with_name("question.toml"))
+    question = wording["question"].format(
         wanted=min(order.count - len(have), _AT_ONCE),
         modality=order.modality,
         organ=f" of the {order.organ}" if order.organ else "",
@@ -104,7 +90,7 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
         others=", ".join(f'"{other}"' for other in order.class_names if other != name) or "none",
         have=json.dumps(list(have[-_SHOWN:]), ensure_ascii=False) if have else "none",
     )
-    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": wording["role"]}, {"role": "user", "content": question}]
 
 
 def read_answer(answer: str) -> list[str]:
