@@ -16,8 +16,7 @@ from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, registry
-from ogkd.model.card import ModelCard
-from ogkd.model.classifier import method_of
+from ogkd.model.card import ModelCard, method_of
 
 METHOD = """
 import torch
@@ -121,7 +120,7 @@ FAULTS = {
     METHOD.replace("name, summary =", "_, summary ="): "Means has no name",
     METHOD.replace('"class means"', '""'): "Means has no summary",
     METHOD.replace('"means"', '"../means"'): r"is named '\.\./means'",
-    METHOD.replace("def fit_rows", "def fit_row"): "Means does not define: fit_rows",
+    METHOD.replace("def fit_rows", "def fit_row"): "Means has no fit_rows",
     "from ogkd.methods import register\nregister(3)": "3 is not a subclass of",
     "from ogkd.methods import MethodConfig\nclass Wish(MethodConfig):\n    k: int\n"
     + METHOD.replace("(FeatureMethod)", "(FeatureMethod[Wish])"): "Means need a default: k",

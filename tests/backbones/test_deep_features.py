@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import torch
 from test_transformers_clip import FAMILIES, load
-from torch.nn.functional import normalize
 
 from ogkd.backbones._layers import deep_blocks
-from ogkd.backbones.base import ImageFeatures
 from ogkd.features import FeatureStore
 from tiny_backbones import SIZE
 from tiny_data import write_image
@@ -76,16 +74,6 @@ def test_those_of_a_timm_tower_are_its_blocks_outputs(bert_backbone: Any, patche
     # The last block is still computed for the class token alone where nobody reads patches.
     rows, columns = bert_backbone.patch_grid
     assert states[-1].shape[1] == (1 + rows * columns if patches else 1)
-
-
-def test_a_row_is_of_unit_length_and_begins_with_the_global_feature(bert_backbone: Any) -> None:
-    pixels = some_pixels(2, bert_backbone.preprocessing.size)
-    features = bert_backbone.encode_images(pixels, deep=True)
-    assert features.rows.shape[1] == bert_backbone.embed_dim + sum(bert_backbone.deep_parts)
-    torch.testing.assert_close(features.rows.norm(dim=1), torch.ones(2))
-    first = normalize(features.rows[:, : bert_backbone.embed_dim], dim=1)
-    torch.testing.assert_close(first, features.globals)
-    assert torch.equal(ImageFeatures(features.globals).rows, features.globals)
 
 
 def test_the_store_keeps_them_and_adds_them_to_what_it_has(

@@ -35,16 +35,6 @@ def test_values_and_gradients_equal_the_layers_own(bias: bool, shape: tuple[int,
     torch.testing.assert_close(values.grad, again.grad, rtol=0, atol=1e-5)
 
 
-@needs_kernels
-def test_a_gradient_that_is_not_contiguous_is_taken_as_it_is() -> None:
-    layer = make_layer()
-    values = torch.randn(160, 6).mT.requires_grad_()
-    frozen_linear(layer, values).mT.sum(dim=0).square().sum().backward()
-    again = values.detach().clone().requires_grad_()
-    layer(again).mT.sum(dim=0).square().sum().backward()
-    torch.testing.assert_close(values.grad, again.grad, rtol=1e-4, atol=1e-4)
-
-
 def pretend(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
 
@@ -57,14 +47,6 @@ def test_with_wide_registers_many_rows_are_laid_out_too(gradient, monkeypatch) -
     torch.testing.assert_close(frozen_linear(layer, values), layer(values), rtol=0, atol=1e-5)
     assert layer in _frozen._packs
     assert (layer in _frozen._back_packs) == gradient  # which nothing else needs
-
-
-@needs_kernels
-def test_few_rows_without_gradient_have_the_same_bits_whatever_was_laid_out_before() -> None:
-    layer, few = make_layer(), torch.randn(9, 160)
-    before = frozen_linear(layer, few)
-    frozen_linear(layer, torch.randn(9, 160, requires_grad=True))
-    assert torch.equal(frozen_linear(layer, few), before)
 
 
 @pytest.mark.parametrize("case", ["no gradient", "many rows", "small layer", "trained", "double"])
@@ -83,9 +65,8 @@ def test_other_cases_take_the_plain_product(case: str, monkeypatch: pytest.Monke
 
 
 @needs_kernels
-def test_what_is_packed_goes_with_its_layer() -> None:
-    layer = make_layer()
-    frozen_linear(layer, torch.randn(2, 160, requires_grad=True))
-    before = len(_frozen._packs)
-    del layer
-    assert len(_frozen._packs) == before - 1
+def test_few_rows_without_gradient_have_the_same_bits_whatever_was_laid_out_before() -> None:
+    layer, few = make_layer(), torch.randn(9, 160)
+    before = frozen_linear(layer, few)
+    frozen_linear(layer, torch.randn(9, 160, requires_grad=True))
+    assert torch.equal(frozen_linear(layer, few), before)

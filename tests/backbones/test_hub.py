@@ -3,106 +3,58 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 
 from ogkd.backbones import hub, load_backbone
 from ogkd.backbones.catalog import Record
 from ogkd.backbones.hub import fetch, present
-from ogkd.errors import BackboneError, StorageError
+from ogkd.errors import BackboneError
+from stub_server import COMMIT, serve
 from tiny_backbones import TEXTS, make_clip
 
-COMMIT = "a" * 40
 HUB_ID = "some-one/some-model"
+Files = dict[str, bytes]
 
 
-class FakeHub(http.server.ThreadingHTTPServer):
-    """Serves the files of `folder` as the repository HUB_ID."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), FakeHandler)
-        self.folder = folder
-        self.asked: list[str] = []
-        self.refusal: tuple[int, str] | None = None
-        self.damage = False
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class FakeHandler(http.server.BaseHTTPRequestHandler):
-    server: FakeHub
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def _answer(self, *, with_body: bool) -> None:
-        self.server.asked.append(f"{self.command} {self.path}")
-        start = f"/{HUB_ID}/resolve/"
-        if self.server.refusal is not None:
-            return self._refuse(*self.server.refusal)
-        if self.path.startswith(f"/api/models/{HUB_ID}/revision/"):
-            files = [path for path in self.server.folder.rglob("*") if path.is_file()]
-            names = [{"rfilename": str(path.relative_to(self.server.folder))} for path in files]
-            listing = {"id": HUB_ID, "sha": COMMIT, "siblings": names}
-            return self._send(json.dumps(listing).encode(), with_body)
-        if not self.path.startswith(start):
-            return self._refuse(404, "RepoNotFound")
-        path = self.server.folder / self.path[len(start) :].split("/", 1)[1]
-        if not path.is_file():
-            return self._refuse(404, "EntryNotFound")
-        content = path.read_bytes()
-        return self._send(content, with_body)
-
-    def _send(self, content: bytes, with_body: bool) -> None:
-        self.send_response(200)
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if with_body:
-            damaged = self.server.damage and "resolve" in self.path
-            self.wfile.write(bytes(len(content)) if damaged else content)
-
-    def _refuse(self, status: int, code: str) -> None:
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
+def publish(files: Files, folder: Path) -> None:
+    """Have the hub serve the files of a folder as the repository HUB_ID."""
+    files.clear()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            files[f"/{HUB_ID}/resolve/main/{path.relative_to(folder)}"] = path.read_bytes()
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    folder = tmp_path / "published"
-    make_clip(folder)
+def model(tmp_path: Path) -> Path:
+    make_clip(tmp_path / "published")
+    return tmp_path / "published"
+
+
+@pytest.fixture
+def files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    """What the hub serves: a tiny model."""
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    with FakeHub(folder) as fake:
-        monkeypatch.setenv("HF_ENDPOINT", fake.address)
-        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield fake
-        fake.shutdown()
-        thread.join()
+    served: Files = {}
+    publish(served, model)
+    with serve() as server:
+        server.files = served
+        address = server.address
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        yield served
 
 
 def record(**changes: Any) -> Record:
@@ -110,81 +62,50 @@ def record(**changes: Any) -> Record:
     return Record(**facts)
 
 
-def publish_as_bin(folder: Path) -> str:
-    """Replace the safetensors file by a .bin with shared memory; returns its sha256."""
-    state = load_file(folder / "model.safetensors")
-    state["text_model.embeddings.position_ids"] = torch.arange(100)[None][:, 3:15]
-    (folder / "model.safetensors").unlink()
-    torch.save(state, folder / "pytorch_model.bin")
-    return hashlib.sha256((folder / "pytorch_model.bin").read_bytes()).hexdigest()
-
-
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_bin_is_converted_once_and_then_needs_no_network(
-    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Files, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = load_backbone(server.folder).encode_texts(TEXTS)
-    original = publish_as_bin(server.folder)
+    expected = load_backbone(model).encode_texts(TEXTS)
+    state = load_file(model / "model.safetensors")
+    state["text_model.embeddings.position_ids"] = torch.arange(100)[None][:, 3:15]  # shared memory
+    (model / "model.safetensors").unlink()
+    torch.save(state, model / "pytorch_model.bin")
+    original = sha256(model / "pytorch_model.bin")
+    publish(files, model)
     folder = fetch(record(weights="pytorch_model.bin", sha256=original))
     assert not list(folder.glob("*.bin"))
     source = json.loads((folder / "source.json").read_text())
-    assert source["hub_id"] == HUB_ID
-    assert source["revision"] == COMMIT
+    assert (source["hub_id"], source["revision"]) == (HUB_ID, COMMIT)
     assert source["original"] == {"file": "pytorch_model.bin", "sha256": original}
     assert source["weights"]["sha256"] == sha256(folder / "model.safetensors")
     assert {name: facts["sha256"] for name, facts in source["files"].items()} == {
         path.name: sha256(path) for path in folder.iterdir() if path.name != "source.json"
     }
     shutil.rmtree(tmp_path / "hub-cache")
-    server.asked.clear()
+    files.clear()
     assert fetch(record()) == folder == present(record())
-    assert server.asked == []
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert torch.equal(load_backbone(folder).encode_texts(TEXTS), expected)
 
 
-def test_a_hub_id_loads_by_its_name_alone(server: FakeHub) -> None:
-    expected = load_backbone(server.folder).encode_texts(TEXTS)
-    backbone = load_backbone(HUB_ID)
-    assert backbone.name == HUB_ID
-    assert torch.equal(backbone.encode_texts(TEXTS), expected)
-    server.asked.clear()
-    assert load_backbone(HUB_ID).digest == backbone.digest
-    assert server.asked == []
-
-
-def test_safetensors_are_preferred_and_only_needed_files_fetched(server: FakeHub) -> None:
-    for name in ("pytorch_model.bin", "tf_model.h5", "README.md"):
-        (server.folder / name).write_bytes(b"not needed")
-    folder = fetch(record())
-    assert {path.name for path in folder.iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "source.json",
-        "tokenizer.json",
-    }
-    assert not any(
-        asked.startswith("GET") and asked.endswith((".bin", ".h5", ".md")) for asked in server.asked
-    )
-
-
 def test_files_in_the_hubs_own_cache_serve_offline(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+    files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    files[f"/{HUB_ID}/resolve/main/pytorch_model.bin"] = b"not needed beside safetensors"
     shutil.rmtree(fetch(record()))
+    files.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    server.asked.clear()
     folder = fetch(record())
     assert json.loads((folder / "source.json").read_text())["revision"] == COMMIT
-    assert server.asked == []
 
 
 @pytest.mark.parametrize("offline", [True, False])
 def test_without_network_the_error_names_the_command_and_the_folder(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch, offline: bool
+    files: Files, monkeypatch: pytest.MonkeyPatch, offline: bool
 ) -> None:
     if offline:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -194,57 +115,55 @@ def test_without_network_the_error_names_the_command_and_the_folder(
         load_backbone("biomedclip")
     assert caught.value.argument == "backbone"
     assert str(Path(os.environ["OGKD_CACHE"]) / "backbones" / "biomedclip") in str(caught.value)
-    assert server.asked == []
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "words"),
-    [
-        (403, "GatedRepo", "is gated.*hf auth login"),
-        (404, "RepoNotFound", "is not on the hub"),
-        (404, "RevisionNotFound", "Revision Not Found"),
-        (403, "", "cannot be fetched now"),
-    ],
+    ("kind", "hint"),
+    [(GatedRepoError, True), (RepositoryNotFoundError, True), (RevisionNotFoundError, False)],
 )
-def test_refusals_of_the_hub_say_the_next_step(
-    server: FakeHub, status: int, code: str, words: str
+def test_a_refusal_of_the_hub_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, hint: bool
 ) -> None:
-    server.refusal = (status, code)
-    with pytest.raises(BackboneError, match=words) as caught:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise kind(
+            "refused", response=httpx.Response(404, request=httpx.Request("GET", "http://h"))
+        )
+
+    monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    with pytest.raises(BackboneError) as caught:
         fetch(record())
     assert caught.value.argument == "backbone"
+    assert ("hf auth login" in str(caught.value)) == hint
     assert not record().folder.exists()
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
-def test_a_repository_without_what_is_needed_is_refused(server: FakeHub, file: str) -> None:
-    (server.folder / file).unlink()
-    with pytest.raises(BackboneError, match=file) as caught:
+def test_a_repository_without_what_is_needed_is_refused(files: Files, file: str) -> None:
+    del files[f"/{HUB_ID}/resolve/main/{file}"]
+    with pytest.raises(BackboneError) as caught:
         fetch(record())
     assert caught.value.argument == "backbone"
     assert not record().folder.exists()
 
 
-def test_a_wrong_hash_is_refused_with_both_and_the_file_deleted(
-    server: FakeHub, tmp_path: Path
+@pytest.mark.parametrize("known", [True, False])
+def test_a_wrong_hash_is_refused_and_the_file_deleted(
+    files: Files, tmp_path: Path, model: Path, known: bool
 ) -> None:
-    digest = sha256(server.folder / "model.safetensors")
-    with pytest.raises(BackboneError, match=f"{digest}, not {'0' * 64}"):
-        fetch(record(weights="model.safetensors", sha256="0" * 64))
+    """The hash of the catalogue, or the one that the hub announced."""
+    digest = sha256(model / "model.safetensors")
+    if not known:
+        shutil.rmtree(fetch(record()))
+        (blob,) = (tmp_path / "hub-cache").rglob(digest)
+        blob.chmod(0o644)
+        blob.write_bytes(bytes(blob.stat().st_size))
+    with pytest.raises(BackboneError, match="was deleted"):
+        fetch(record(weights="model.safetensors", sha256="0" * 64 if known else None))
     assert not record().folder.exists()
-    assert not list((tmp_path / "hub-cache").rglob("model.safetensors"))
     assert not list((tmp_path / "hub-cache").rglob(digest))
 
 
-def test_damage_on_the_way_is_noticed_without_a_known_hash(server: FakeHub) -> None:
-    server.damage = True
-    with pytest.raises(BackboneError):
-        fetch(record(format="transformers"))
-    assert not record().folder.exists()
-    server.damage = False
-
-
-def test_damage_in_the_cache_is_noticed(server: FakeHub) -> None:
+def test_damage_in_the_cache_is_noticed(files: Files) -> None:
     weights = fetch(record()) / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
@@ -256,54 +175,29 @@ def test_damage_in_the_cache_is_noticed(server: FakeHub) -> None:
     assert (fetch(record()) / "model.safetensors").read_bytes() == content
 
 
-def test_nothing_stays_when_the_conversion_fails(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(
+    files: Files, tmp_path: Path
 ) -> None:
-    publish_as_bin(server.folder)
-
-    def full(*_: Any) -> None:
-        raise hub.SafetensorError("No space left on device")
-
-    monkeypatch.setattr(hub, "save_file", full)
-    with pytest.raises(StorageError):
-        fetch(record())
-    assert [path.name for path in record().folder.parent.iterdir()] == [".tiny.lock"]
-
-
-def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: FakeHub) -> None:
-    shutil.rmtree(server.folder)
-    server.folder.mkdir()
+    folder = tmp_path / "open_clip"
+    folder.mkdir()
     text = {"hf_model_name": HUB_ID, "hf_tokenizer_name": HUB_ID}
     config = {"model_cfg": {"vision_cfg": {"timm_model_name": "vit"}, "text_cfg": text}}
-    (server.folder / "open_clip_config.json").write_text(json.dumps(config))
-    (server.folder / "config.json").write_text('{"model_type": "bert"}')
-    (server.folder / "vocab.txt").write_text("[PAD]\n")
-    save_file({"visual.x": torch.ones(2)}, server.folder / "open_clip_model.safetensors")
-    marker = server.folder / "open_clip_config.json"
-    assert sorted(hub._text_files(marker, ["open_clip_config.json"])) == [
-        "config.json",
-        "vocab.txt",
-    ]
+    marker = folder / "open_clip_config.json"
+    marker.write_text(json.dumps(config))
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    (folder / "vocab.txt").write_text("[PAD]\n")
+    save_file({"visual.x": torch.ones(2)}, folder / "open_clip_model.safetensors")
+    publish(files, folder)
+    assert sorted(hub._text_files(marker, [marker.name])) == ["config.json", "vocab.txt"]
     assert hub._text_files(marker, ["config.json", "vocab.txt"]) == {}
     source = json.loads((fetch(record()) / "source.json").read_text())
     assert source["format"] == "open_clip"
-    assert set(source["files"]) == {
-        "config.json",
-        "open_clip_config.json",
-        "open_clip_model.safetensors",
-        "vocab.txt",
-    }
+    assert set(source["files"]) == {path.name for path in folder.iterdir()}
 
 
-def test_example_images_come_along(server: FakeHub) -> None:
+def test_example_images_come_along(files: Files) -> None:
     name = next(iter(hub.published_outputs()["probabilities"]))
-    (server.folder / "shown").mkdir()
-    (server.folder / "shown" / name).write_bytes(b"image")
+    files[f"/{HUB_ID}/resolve/main/shown/{name}"] = b"image"
     folder = fetch(record(examples="shown"))
     assert (folder / hub.EXAMPLES / name).read_bytes() == b"image"
     assert present(record()) == folder
-
-
-def test_built_in_model_is_not_fetched() -> None:
-    with pytest.raises(BackboneError):
-        fetch(record(name="builtin", hub_id=None, format="builtin"))

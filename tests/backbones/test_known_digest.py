@@ -56,10 +56,3 @@ def test_a_damaged_memory_is_not_believed(weights, hashed, content):
     place.write_text(content)
     assert backbone_digest(weights, {}) == expected
     assert len(hashed) == 2
-
-
-def test_nothing_is_remembered_about_a_file_written_just_now(weights, hashed, monkeypatch):
-    monkeypatch.setattr(_folder, "_TICK", 10**12)
-    backbone_digest(weights, {})
-    backbone_digest(weights, {})
-    assert len(hashed) == 2

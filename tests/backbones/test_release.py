@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import ogkd
 from ogkd.backbones import load_backbone
@@ -56,25 +55,6 @@ def test_what_is_released_leaves_the_memory_and_is_read_again(folder):
     assert in_memory(weight) < used / 2
     assert torch.equal(features(backbone), before)
     assert in_memory(weight) > used / 2
-
-
-def test_weights_that_are_not_a_map_of_a_file_are_kept(folder):
-    stored = {key: value.half() for key, value in load_file(folder / WEIGHTS).items()}
-    save_file(stored, folder / WEIGHTS)  # they are converted when they are read
-    backbone = load_backbone(folder)
-    before = features(backbone)
-    backbone.release()
-    assert torch.equal(features(backbone), before)
-
-
-def test_a_file_that_is_replaced_or_deleted_stays_as_it_was_read(folder):
-    backbone = load_backbone(folder)
-    before = features(backbone)
-    other = {key: value + 1 for key, value in load_file(folder / WEIGHTS).items()}
-    (folder / WEIGHTS).unlink()
-    save_file(other, folder / WEIGHTS)
-    backbone.release()
-    assert torch.equal(features(backbone), before)
 
 
 def test_memory_of_any_other_kind_is_never_given_back():

@@ -45,21 +45,12 @@ def test_list_shows_every_known_backbone_and_what_is_here(plip: Path) -> None:
     assert (here["builtin"], here["plip"], here["biomedclip"]) == ("yes", "yes", "no")
 
 
-def test_info_of_an_absent_backbone_says_where_it_would_be() -> None:
-    result = run("info", "biomedclip")
-    assert result.exit_code == 0
-    assert str(catalog()["biomedclip"].folder) in result.output
-    assert "783,705,670 bytes" in result.output
-
-
 def test_info_of_a_fetched_backbone_shows_files_sizes_and_digest(plip: Path) -> None:
     facts = json.loads(run("info", "plip", "--json").output)
     assert (facts["present"], facts["path"], facts["revision"]) == (True, str(plip), "a" * 40)
     assert facts["format"] == "transformers"
-    assert "model.safetensors" in facts["digest"]
+    assert facts["sha256"] == "f" * 64
     assert facts["files"]["tokenizer.json"] == (plip / "tokenizer.json").stat().st_size
-    folder = json.loads(run("info", str(plip), "--json").output)
-    assert folder["digest"] == facts["digest"]
 
 
 def test_fetch_fetches_and_prints_the_folder(
@@ -77,9 +68,7 @@ def test_fetch_of_a_folder_or_the_built_in_model_is_refused(tmp_path: Path) -> N
 
 def test_verify_ends_with_code_2_on_a_failure(plip: Path, tmp_path: Path) -> None:
     make_clip(tmp_path)
-    good = run("info", str(tmp_path), "--verify", "--json")
-    assert good.exit_code == 0
-    assert {row["status"] for row in json.loads(good.output)} == {"PASS"}
+    assert run("info", str(tmp_path), "--verify").exit_code == 0
     bad = run("info", "plip", "--verify")
     assert bad.exit_code == 2
     assert "FAIL" in bad.output

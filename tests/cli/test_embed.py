@@ -51,14 +51,6 @@ def test_images_are_written_in_sorted_order_with_their_files(ogkd, clip, picture
     assert metadata["digest"] == backbone.digest
 
 
-def test_patches_are_left_out_unless_asked_for(ogkd, clip, pictures, tmp_path):
-    out = tmp_path / "f.safetensors"
-    assert ogkd("embed", pictures, "-b", clip, "-o", out).code == 0
-    tensors, _ = read(out)
-    assert list(tensors) == ["globals"]
-    torch.testing.assert_close(tensors["globals"].norm(dim=1), torch.ones(4), atol=1e-5, rtol=0)
-
-
 def test_texts_give_one_row_for_each_line(ogkd, clip, tmp_path):
     lines = ["a photo of a benign tumor.", "", "normal\u2028lung", "scan " * CONTEXT, "the brain"]
     text = tmp_path / "t.txt"
@@ -98,37 +90,12 @@ def test_bad_files_can_be_left_out(ogkd, clip, pictures, tmp_path):
     assert [len(row) for row in rows] == [4, 4, 4]
 
 
-def test_only_bad_files_are_an_error_even_so(refused, clip, tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    words = ["embed", tmp_path / "bad.png", "-b", clip, "-o", tmp_path / "f"]
-    message = refused(*words, "--on-error", "skip")
-    assert "No file could be read" in message
-    assert "bad.png" in message
-
-
-def test_an_earlier_result_is_replaced_only_by_a_whole_one(ogkd, clip, pictures, tmp_path):
-    out = tmp_path / "f.safetensors"
-    ogkd("embed", pictures, "-b", clip, "-o", out)
-    before = out.read_bytes()
-    (pictures / "bad.png").write_bytes(b"")
-    assert ogkd("embed", pictures, "-b", clip, "-o", out).code == 2
-    assert out.read_bytes() == before
-    assert ogkd("embed", pictures / "b", "-b", clip, "-o", out).code == 0
-    assert len(load_file(out)["globals"]) == 1
-
-
 def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
     picture = pictures / "b" / "2.png"
     before = picture.read_bytes()
     for out in (tmp_path, picture, picture / "f.safetensors"):
         refused("embed", pictures, "-b", clip, "-o", out)
     assert picture.read_bytes() == before
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n", "gr\xf6\xdfer".encode("latin-1")])
-def test_unusable_text_file_is_refused(refused, clip, tmp_path, content):
-    (tmp_path / "t.txt").write_bytes(content)
-    refused("embed", "--texts", tmp_path / "t.txt", "-b", clip, "-o", tmp_path / "f")
 
 
 def test_invalid_arguments_are_refused(refused, clip, pictures, tmp_path):
@@ -144,10 +111,3 @@ def test_invalid_arguments_are_refused(refused, clip, pictures, tmp_path):
         (pictures, "--device", "warp"),
     ):
         refused("embed", "-b", clip, *words, "-o", tmp_path / "f")
-
-
-def test_more_names_than_a_header_holds_are_refused_before_the_work(
-    refused, clip, pictures, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("ogkd.features.embed._MOST_HEADER", 100)
-    assert "in parts" in refused("embed", pictures, "-b", clip, "-o", tmp_path / "f")

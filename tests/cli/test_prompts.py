@@ -22,36 +22,22 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubServer]:
         yield running
 
 
-@pytest.fixture
-def bank(tmp_path: Path) -> Path:
-    path = tmp_path / "bank.json"
-    names = ("benign tumor", "malignant tumor", "normal lung")
-    path.write_text(json.dumps({name: texts(name, 12) for name in names}))
-    return path
-
-
 def ask_for(out: Path, *more: object) -> list[object]:
     names = "kidney stone, normal kidney"
     return ["prompts", "new", "--model", "tiny", "--out", out, "--classes", names, *more]
 
 
 def test_show_lists_every_bank_or_prints_one(ogkd, refused):
-    rows = json.loads(ogkd("prompts", "show", "--json").out)
-    assert len(rows) == 11
-    assert sum(len(row["classes"]) for row in rows) == 56
+    banks = json.loads(ogkd("prompts", "show", "--json").out)
+    assert len(banks) == 11
+    assert sum(map(len, banks.values())) == 56
     table = ogkd("prompts", "show").out
-    assert all(row["name"] in table for row in rows)
+    assert all(name in table for name in banks)
     assert len(ogkd("prompts", "show", "busi").out.splitlines()) == 3 * 51
     assert len(ogkd("prompts", "show", "busi", "Normal_Scan").out.splitlines()) == 51
     refused("prompts", "show", "busi", "cyst")
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
     refused("prompts", "show", "nothing")
-
-
-def test_check_passes_on_all_shipped_banks(ogkd):
-    outcome = ogkd("prompts", "check")
-    assert outcome.code == 0, outcome.out
-    assert outcome.out.count("passed") == 11
 
 
 def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
@@ -60,10 +46,9 @@ def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
     outcome = ogkd("prompts", "check", path)
     assert outcome.code == 1
     assert "[numbering]" in outcome.out
+    assert "[length]" in outcome.out
     assert "FAILED" in outcome.out
-    (report,) = json.loads(ogkd("prompts", "check", path, "--json").out)
-    assert not report["passed"]
-    assert {finding["rule"] for finding in report["findings"]} == {"numbering", "length"}
+    assert ogkd("prompts", "check", "busi").code == 0
 
 
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
@@ -103,26 +88,6 @@ def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
     assert KEY not in outcome.out + outcome.err + out.read_text()
 
 
-def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
-    few = json.dumps(texts("kidney stone", 2, seed=77))
-    stub.script = [
-        Reply(status=429, headers={"Retry-After": "0.01"}),
-        Reply(status=500),
-        Reply(body=b"garbage"),
-        Reply("I would rather talk about something else."),
-        Reply(few[:-20]),  # cut in the middle of the second text
-    ]
-    out = tmp_path / "bank.json"
-    outcome = ogkd(*ask_for(out))
-    assert outcome.code == 0, outcome.err
-    bank = json.loads(out.read_text())
-    assert {name: len(rows) for name, rows in bank.items()} == {
-        "kidney stone": 50,
-        "normal kidney": 50,
-    }
-    assert bank["kidney stone"][0] == json.loads(few)[0]
-
-
 def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
     first = json.dumps(texts("kidney stone", 1))
@@ -134,15 +99,6 @@ def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, 
     assert len(json.loads(out.read_text())["normal kidney"]) == 50
     assert ogkd(*ask_for(out)).code == 0
     assert json.loads(out.read_text())["kidney stone"][0] == json.loads(first)[0]
-
-
-def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
-    stub.script = [Reply(status=401, body=f"bad key {KEY}".encode())]
-    outcome = ogkd(*ask_for(tmp_path / "bank.json"))
-    assert outcome.code == 2
-    assert "answered 401" in outcome.err
-    assert KEY not in outcome.err
-    assert not (tmp_path / "bank.json").exists()
 
 
 def test_generate_needs_an_endpoint_and_never_replaces_other_files(refused, monkeypatch, tmp_path):
@@ -176,10 +132,3 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     assert ogkd("fit", images, *words, "--out", tmp_path / "model").code == 0
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert card["prompts"] == "released"
-
-
-def test_a_copy_of_the_released_file_becomes_the_released_bank(ogkd, tmp_path):
-    copy = tmp_path / "prompt_templates.py"
-    copy.write_bytes(released_source())
-    assert ogkd("prompts", "fetch", copy).code == 0
-    assert ogkd("prompts", "show", "released").code == 0

@@ -157,11 +157,6 @@ def test_the_presets_differ_in_every_option_but_two():
     assert not PAPER.text_dropout
 
 
-def test_presets_are_found_by_name_and_released_is_the_default():
-    assert fidelity("paper") == PAPER
-    assert fidelity("released") == fidelity() == Fidelity() == RELEASED
-
-
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -51,11 +51,6 @@ def test_a_class_without_prompts_is_refused_and_named(bank):
         stack_bank(bank)
 
 
-def test_a_bank_without_classes_is_refused():
-    with pytest.raises(DataError, match="is empty"):
-        prototypes([])
-
-
 @pytest.mark.parametrize("alpha", [1.0, 4.0, 20.0])
 def test_class_graph_equals_the_loop(alpha):
     T = random(6, 16)  # of any length: the cosine is used

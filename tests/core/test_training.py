@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.batches import Run, batch_slices
@@ -65,16 +63,6 @@ def test_the_last_incomplete_batch_is_dropped_as_released(images, expected, drop
     assert [part.stop - part.start for part in batch_slices(images, config)] == expected
 
 
-def test_training_lowers_the_loss_and_leaves_the_backbone_alone(learner, bert_backbone):
-    before = {k: v.clone() for k, v in bert_backbone.model.state_dict().items()}
-    seen = []
-    config = TrainConfig(epochs=30, batch_size=3, lr=0.2)
-    train_contexts(learner, [make_run(bert_backbone, 1)], objective, config, log=seen.append)
-    assert seen[-1]["terms"]["ce"][0] < seen[0]["terms"]["ce"][0] - 0.1
-    after = bert_backbone.model.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-
-
 @pytest.mark.parametrize("text_dropout", [False, True])
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(
     learner, bert_backbone, text_dropout
@@ -97,46 +85,6 @@ def test_seeds_trained_together_equal_each_alone(learner, bert_backbone, text_dr
         torch.testing.assert_close(context, alone, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("stop_at", [0, 1, 3, 4])
-def test_an_interrupted_training_ends_like_an_uninterrupted_one(
-    learner, bert_backbone, tmp_path, stop_at
-):
-    run = make_run(bert_backbone, 1)
-    whole = train_contexts(learner, [run], objective, CONFIG, text_dropout=True)
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
-
-    def interrupt(entry):
-        if entry["epoch"] == stop_at:
-            raise KeyboardInterrupt
-
-    def train(log=None):
-        return train_contexts(
-            learner, [run], objective, CONFIG, text_dropout=True, checkpoint=checkpoint, log=log
-        )
-
-    with pytest.raises(Interrupted, match=f"after epoch {stop_at + 1} of 6.*same fit again"):
-        train(interrupt)
-    assert torch.equal(train(), whole)
-
-
-def test_an_interruption_in_the_first_epoch_starts_again(learner, bert_backbone, tmp_path):
-    run = make_run(bert_backbone, 1)
-    whole = train_contexts(learner, [run], objective, CONFIG)
-    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
-    steps = []
-
-    def interrupted(T_hat, batch):
-        steps.append(1)
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-        return objective(T_hat, batch)
-
-    with pytest.raises(Interrupted, match="after epoch 0 of 6"):
-        train_contexts(learner, [run], interrupted, CONFIG, checkpoint=checkpoint)
-    again = train_contexts(learner, [run], objective, CONFIG, checkpoint=checkpoint)
-    assert torch.equal(again, whole)
-
-
 def test_a_checkpoint_of_another_training_is_refused_and_untouched(
     learner, bert_backbone, tmp_path
 ):
@@ -157,12 +105,6 @@ def test_a_loss_that_is_no_number_stops_and_names_the_term(learner, bert_backbon
 
     with pytest.raises(TrainingError, match=r"epoch 0, step 1 \(term: gad\)"):
         train_contexts(learner, [make_run(bert_backbone, 1)], broken, CONFIG)
-
-
-def test_runs_of_different_size_are_refused(learner, bert_backbone):
-    runs = [make_run(bert_backbone, 1), make_run(bert_backbone, 2, images=5)]
-    with pytest.raises(ConfigError, match=r"\[5, 6\]"):
-        train_contexts(learner, runs, objective, CONFIG)
 
 
 def test_one_step_is_plain_sgd_with_momentum_and_weight_decay(learner, bert_backbone):
@@ -208,26 +150,15 @@ def test_a_small_step_uses_one_thread_and_gives_the_others_back(
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("change", ["epoch", "bit", "shape", "cut"])
-def test_a_changed_checkpoint_is_noticed(tmp_path, change):
+def test_a_cut_checkpoint_is_noticed(tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
     state = TrainingState(torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1))
     checkpoint.save(state)
     assert checkpoint.load().epoch == 4
-    with safe_open(checkpoint.path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in ("contexts", "momentum", "losses")}
-    if change == "epoch":
-        metadata["epoch"] = "999"
-    elif change == "bit":
-        tensors["contexts"][0, 0, 0] += 1e-6
-    elif change == "shape":
-        tensors["momentum"] = torch.zeros(1)
-    save_file(tensors, checkpoint.path, metadata)
-    if change == "cut":
-        checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])
-    with pytest.raises(ConfigError, match="is damaged"):
+    checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])
+    with pytest.raises(ConfigError) as caught:
         checkpoint.load()
+    assert caught.value.argument == "restart"
 
 
 ADAM = TrainConfig(optimiser="adam", epochs=40, batch_size=6, lr=0.05, weight_decay=0.0)
@@ -255,34 +186,6 @@ def test_full_batches_with_adam_are_adam_on_the_whole_loss(learner, bert_backbon
     torch.testing.assert_close(trained, context.detach(), atol=1e-4, rtol=1e-3)
 
 
-def test_a_still_batch_is_gathered_once_and_others_in_every_epoch(learner, bert_backbone):
-    seen = []
-
-    def watching(T_hat, batch):
-        seen.append(batch)
-        return objective(T_hat, batch)
-
-    run = make_run(bert_backbone, 1)
-    for each, different in ((one_view(run), 1), (run, 5)):
-        seen.clear()
-        train_contexts(learner, [each], watching, ADAM.model_copy(update={"epochs": 5}))
-        assert (len(seen), len({id(batch) for batch in seen})) == (5, different)
-
-
-def test_more_images_than_a_batch_are_all_used_in_new_orders(learner, bert_backbone):
-    seen = []
-
-    def watching(T_hat, batch):
-        seen.append(batch.labels[0].tolist())
-        return objective(T_hat, batch)
-
-    config = ADAM.model_copy(update={"batch_size": 4, "epochs": 3})
-    train_contexts(learner, [one_view(make_run(bert_backbone, 1))], watching, config)
-    assert [len(labels) for labels in seen] == [4, 2] * 3
-    assert all(sorted(seen[n] + seen[n + 1]) == [0, 0, 1, 1, 2, 2] for n in (0, 2, 4))
-    assert len({tuple(labels) for labels in seen[::2]}) > 1
-
-
 def test_a_run_ends_when_its_loss_has_settled():
     t = torch.arange(100.0)
     losses = torch.stack([1 + torch.exp(-t / 5), 1 + torch.exp(-t / 50), -t, t], dim=1)
@@ -297,28 +200,6 @@ def test_a_run_ends_when_its_loss_has_settled():
     assert ended[2] == -1
     assert ended[3] == 21  # nothing is gained: at the first opportunity
     assert not converged(losses, TrainConfig()).any()
-
-
-def test_a_run_ends_when_its_images_are_fitted_well_enough():
-    losses = torch.tensor([[2.0, 1.0], [1.0, 0.7], [0.3, 0.6], [1.9, 0.5]])
-    config = TrainConfig(enough=0.4)
-    ended = [converged(losses[:n], config).tolist() for n in range(5)]
-    assert ended == [[False, False]] * 3 + [[True, False]] * 2  # and stays so if the loss rises
-    assert not converged(losses, TrainConfig()).any()
-
-
-def test_what_ends_a_run_is_the_cross_entropy_not_the_total(learner, bert_backbone):
-    def shifted(T_hat, batch):
-        terms = objective(T_hat, batch)
-        return {"total": terms["total"] - 100, "ce": terms["total"]}
-
-    run, log = one_view(make_run(bert_backbone, 1)), []
-    free = train_contexts(learner, [run], shifted, ADAM, log=log.append)
-    series = [entry["terms"]["ce"][0] for entry in log]
-    config = ADAM.model_copy(update={"enough": series[5]})
-    ended = train_contexts(learner, [run], shifted, config, log=(short := []).append)
-    assert len(short) == next(n for n, value in enumerate(series) if value <= series[5]) + 1
-    assert not torch.equal(ended, free)
 
 
 def test_a_run_that_has_ended_waits_unchanged_for_the_others(learner, bert_backbone):

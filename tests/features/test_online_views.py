@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from ogkd.core.batches import EncodingViews, Run, batches_from
+from ogkd.core.batches import Run, batches_from
 from ogkd.core.optimisers import TrainConfig
 from ogkd.errors import OgkdWarning
 from ogkd.features import views as module
@@ -66,7 +66,7 @@ def test_runs_beside_each_other_see_what_they_see_alone_in_one_pass(
     bert_backbone, pictures, passes
 ):
     runs = runs_of(bert_backbone, images_of(pictures), (1, 2, 3))
-    assert isinstance(runs[0].views, EncodingViews)
+    assert isinstance(runs[0].views, OnlineViews)
     together = list(batches_from(0, runs, TWO, CPU))
     assert passes == [6] * 6  # two steps of three epochs, five images
     for number, run in enumerate(runs):

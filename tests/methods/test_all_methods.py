@@ -9,9 +9,8 @@ from toys import NAMES, make_support, text_of, unit
 
 import ogkd
 from ogkd.data.tasks import OneOf
-from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
-from ogkd.methods import METHODS, FeatureMethod, make_method, presets
+from ogkd.methods import METHODS, make_method, presets
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
@@ -176,13 +175,3 @@ def test_a_method_describes_itself(name):
     assert method.citation
     assert not method.summary.endswith(".")
     assert method.__doc__
-
-
-@pytest.mark.parametrize(
-    "name", sorted(n for n, m in METHODS.items() if issubclass(m, FeatureMethod))
-)
-def test_a_head_on_images_refuses_other_classes(name, bert_backbone):
-    method = quick(name)
-    (head,) = fit(method, [support_of(method, bert_backbone)], text_of(bert_backbone))
-    with pytest.raises(ConfigError, match="classes"):
-        method.head_for(head, text_of(bert_backbone, NAMES[1:3]))

@@ -82,21 +82,6 @@ def test_with_a_zeroed_meta_net_it_is_coop(learner, bert_backbone):
     torch.testing.assert_close(gradient, context.grad[0], atol=1e-5, rtol=1e-3)
 
 
-def test_a_batch_is_one_pass_of_the_text_tower(learner, bert_backbone, monkeypatch):
-    sizes, encode = [], bert_backbone.encode_text
-
-    def watch(embeddings, tokens, *, dropout=None):
-        sizes.append(tuple(embeddings.shape[:2]))
-        return encode(embeddings, tokens, dropout=dropout)
-
-    monkeypatch.setattr(bert_backbone, "encode_text", watch)
-    rows = learner.initial_context(generator()).unsqueeze(0)
-    learner.text_features(rows, images=unit(1, 7, bert_backbone.embed_dim))
-    longest = learner.tokens.ids.shape[1]
-    assert sizes == [(7 * 3, longest)]  # images x classes at their true token length
-    assert longest < bert_backbone.context_length
-
-
 @pytest.mark.parametrize("tokens", [1, 60, 10**9])
 def test_prediction_in_parts_equals_prediction_at_once(bert_backbone, monkeypatch, tokens):
     (head,) = fit(quick("cocoop"), bert_backbone, two_views(bert_backbone))

@@ -76,13 +76,6 @@ def test_logits_equal_a_plain_reading_of_the_equations(counts, kappa):
         np.testing.assert_allclose(W @ v + b, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_much_text_and_no_centring_is_the_zero_shot_head():
-    support, text, v = make_support(), make_text(), unit(40, 12, seed=3)
-    head = fit(support, text, kappa=1e9, nu=1e9)
-    expected = 30.0 * v @ mean_texts(text.bank).T
-    assert torch.equal(head.logits(v).argmax(1), expected.argmax(1))
-
-
 def test_a_class_without_images_is_refused_unless_the_support_says_so():
     whole, text, v = make_support((4, 4, 4)), make_text(3), unit(5, 12, seed=3)
     kept = whole.labels != 1
@@ -140,12 +133,6 @@ def test_any_counts_give_finite_probabilities_whatever_the_order(counts, seed):
     text.bank = [text.bank[c] for c in order]
     text.class_names = tuple(text.class_names[c] for c in order)
     torch.testing.assert_close(fit(turned, text).logits(v).softmax(-1), p[:, order])
-
-
-def test_validation_images_are_not_looked_at():
-    support = make_support((4, 4, 4))
-    with_more = replace(support, validation=(unit(30, 12, seed=5), torch.arange(30) % 3))
-    assert torch.equal(fit(support).W, fit(with_more).W)
 
 
 def deep_support(counts, *, pool=0, classes=None, seed=0, d=12, widths=(9, 20)):
@@ -336,49 +323,6 @@ def test_a_pool_is_used_with_held_out_images_only_if_they_become_more_likely():
     assert not all(notes)
 
 
-def test_a_pool_of_nonsense_is_not_used_and_says_why():
-    support, rows = deep_support((8, 8, 8))
-    # Every unlabelled image is a mixture of two classes with another class's deeper features.
-    v, deep = rows(torch.arange(3).repeat(200), 700)
-    mixed = ImageFeatures(v, None, deep.roll(1, 0) + deep.roll(2, 0)).rows
-    head = fit(replace(support, unlabelled=mixed), deep_text(3), beta=1.0)
-    assert "not used" in head.notes[0]
-    assert torch.equal(head.logits(mixed), fit(support, deep_text(3), beta=1.0).logits(mixed))
-
-
-def test_weight_and_factor_are_those_that_eight_folds_choose():
-    differ = 0
-    for seed in range(6):
-        support, _ = deep_support((10, 11, 12), seed=seed)
-        text, rows, config = deep_text(3), rows_of(support, NAMES[:3]), FusedConfig(rho=0.3)
-        space = Space.of(rows.features, 12, (9, 20), even=True)
-        T = Texts(mean_texts(text.bank), text.backbone.logit_scale, config.nu)
-        choice = choose(rows, space, T, config, folds=8)
-        differ += choice != choose(rows, space, T, config, folds=4)
-        W, b = experts(space, weights(rows), T, rho=0.3).joined(space, choice.kappa, deep=True)
-        head = fit(support, text)
-        torch.testing.assert_close(head.W, (choice.heat * W).float())
-        torch.testing.assert_close(head.b, (choice.heat * b).float())
-    assert differ  # otherwise this could not fail
-
-
-def test_a_deep_head_is_the_same_after_it_was_saved():
-    support, _ = deep_support((3, 4, 5), seed=6)
-    text, rows = deep_text(3), rows_of(support, NAMES[:3])
-    head = fit(support, text)
-    again = make_method("fused").read_head(head.tensors(), text, text.backbone.logit_scale)
-    torch.testing.assert_close(again.logits(rows.features), head.logits(rows.features))
-
-
-def test_the_ranking_is_fixed_by_settings_and_not_by_the_support():
-    text = deep_text(3)
-    heads = [fit(deep_support(counts)[0], text) for counts in ((3, 4, 5), (9, 9, 9))]
-    first, second = (head.ranking for head in heads)
-    assert (first.kappa, first.ridge) == (second.kappa, second.ridge) == (8.0, 0.1 * 0.3)
-    other = fit(deep_support((3, 4, 5))[0], text, kappa=2.0, rho=5.0).ranking
-    assert (other.kappa, other.ridge) == (2.0, 0.5)
-
-
 def test_the_smallest_ridge_still_ranks_and_a_smaller_one_is_refused():
     support, _ = deep_support((2, 2, 2))
     features, labels = support.rows()
@@ -389,17 +333,15 @@ def test_the_smallest_ridge_still_ranks_and_a_smaller_one_is_refused():
         make_method("fused", settings={"rho": 1e-308})
 
 
-def test_deeper_features_are_used_where_the_backbone_has_them():
-    backbone = make_text().backbone
-    for deep_parts in ((), (9, 20)):
-        backbone.deep_parts = deep_parts
-        assert make_method("fused").uses_deep(backbone) == bool(deep_parts)
-        assert not make_method("fused", settings={"features": "global"}).uses_deep(backbone)
-
-
 @pytest.mark.parametrize("texts", ["bank", "single"])
 def test_classes_without_images_are_answered_by_their_texts(texts):
     text, other, v = make_text(), make_text(3), unit(5, 12, seed=3)
     head = make_method("fused", settings={"text": texts}).head_for(fit(make_support(), text), other)
     T = other.single if texts == "single" else prototypes(other.bank)
     torch.testing.assert_close(head.logits(v), 30.0 * v @ T.T)
+
+
+def test_validation_images_are_not_looked_at():
+    support = make_support((4, 4, 4))
+    with_more = replace(support, validation=(unit(30, 12, seed=5), torch.arange(30) % 3))
+    assert torch.equal(fit(support).W, fit(with_more).W)

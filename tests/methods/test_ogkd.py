@@ -11,7 +11,6 @@ from ogkd.core.batches import Batch
 from ogkd.errors import ConfigError
 from ogkd.methods import make_method, presets
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
-from ogkd.methods.prompt_method import EachRun
 
 
 def make_batch(runs=1):
@@ -21,22 +20,6 @@ def make_batch(runs=1):
 def make_objective(config, d=8):
     bank = [unit(4, d, seed=10 + c) for c in range(3)]
     return OGKDObjective(config, bank, 30.0, "cpu")
-
-
-def test_runs_with_different_weights_do_not_touch_each_other():
-    configs = [
-        OGKDConfig(lambda_gad=1.0, gamma=0.2, alpha=1.0),
-        OGKDConfig(lambda_gad=5.0, gamma=(0.0, 0.5, 1.0), alpha=4.0, lambda_lgd=0.0),
-    ]
-    batch, T_hat = make_batch(runs=2), unit(2, 3, 8, seed=5)
-    together = EachRun([make_objective(config) for config in configs])(T_hat, batch)
-    for run, config in enumerate(configs):
-        single = Batch(
-            batch.globals[run : run + 1], batch.labels[run : run + 1], batch.patches[run : run + 1]
-        )
-        alone = make_objective(config)(T_hat[run : run + 1], single)
-        for name in alone:
-            torch.testing.assert_close(together[name][run], alone[name][0], atol=1e-5, rtol=1e-5)
 
 
 def test_configurations_trained_together_equal_each_alone(bert_backbone):
@@ -59,11 +42,6 @@ def test_an_impossible_gamma_is_refused(gamma):
         make_objective(OGKDConfig(gamma=gamma))
 
 
-def test_patches_are_not_asked_for_without_lgd():
-    assert make_method("ogkd").uses_patches
-    assert not make_method("ogkd", settings={"lambda_lgd": 0}).uses_patches
-
-
 def test_unknown_names_are_answered_with_the_known_ones():
     for given, nearest in (
         ({"name": "ogdk"}, "ogkd"),
@@ -74,14 +52,6 @@ def test_unknown_names_are_answered_with_the_known_ones():
     ):
         with pytest.raises(ConfigError, match=nearest):
             make_method(**given)
-
-
-def test_settings_go_over_presets_go_over_defaults():
-    config = make_method(
-        "ogkd", preset="paper/few-shot/busi", settings={"gamma": 0.9, "train": {"epochs": 7}}
-    ).config
-    assert (config.gamma, config.train.epochs, config.lambda_lgd) == (0.9, 7, 0.75)
-    assert config.train.batch_size == 4
 
 
 def make_normal(gamma, gamma_normal, normal):
@@ -100,28 +70,12 @@ def test_gamma_of_normal_classes_is_their_own_in_both_distillations():
         assert not torch.equal(terms[name], plain[name]), name
 
 
-def test_gamma_normal_goes_over_a_vector_of_gammas():
-    objective = make_normal((0.1, 0.2, 0.3), 0.9, normal=(0, 2))
-    torch.testing.assert_close(objective.gamma, torch.tensor([[0.9, 0.2, 0.9]]))
-
-
 def test_gamma_normal_without_a_normal_class_is_refused(bert_backbone):
     method = quick("ogkd", gamma_normal=0)
     with pytest.raises(ConfigError, match=r"gamma_normal is 0.*none of the 3 classes"):
         method.fit(two_views(bert_backbone), text_of(bert_backbone), seed=1)
     with pytest.raises(ConfigError, match="gamma_normal"):
         make_method("ogkd", settings={"gamma_normal": 1.5})
-
-
-def test_the_normal_classes_come_from_the_text_side(bert_backbone):
-    def contexts(normal):
-        method = quick("ogkd", gamma=0.9, gamma_normal=0, lambda_gad=20)
-        text = text_of(bert_backbone, normal=normal)
-        head = method.fit(two_views(bert_backbone), text, seed=1)
-        return head.extra["context"]
-
-    assert torch.equal(contexts((1,)), contexts((1,)))
-    assert not torch.equal(contexts((1,)), contexts((2,)))
 
 
 def test_the_papers_ablations_are_presets():

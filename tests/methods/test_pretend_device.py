@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from test_all_methods import classifier_of, quick_settings, support_of
-from toys import NAMES, make_support, text_of
+from toys import make_support, text_of
 
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import OnlineViews
 from ogkd.images import ImageRef
-from ogkd.methods import METHODS, Support, TextSide, make_method
+from ogkd.methods import METHODS, Support, make_method
 from pretend_device import THERE, There, move, pretending
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -122,11 +122,3 @@ def test_fresh_crops_stay_on_the_device(name, backbones, pictures):
         torch.testing.assert_close(head.T, expected.T, rtol=1e-3, atol=1e-3)
     # For each of three steps: pixels and labels of both runs; and what comes before.
     assert count.there <= 3 * 2 + 20
-
-
-def test_texts_of_the_device_come_back_in_one_copy(backbones):
-    _, there = backbones
-    with pretending() as count:
-        text = TextSide(there, NAMES[:3], (("a",), ("b",), ("c",)))
-        assert text.single.device == torch.device("cpu")
-        assert count.back <= 3  # two look at the padding

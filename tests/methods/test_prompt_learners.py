@@ -54,15 +54,6 @@ def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone, tmp_
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_what_was_learned_serves_other_classes(name, bert_backbone):
-    method, v = quick(name), unit(5, bert_backbone.embed_dim, seed=99)
-    (head,) = fit(method, bert_backbone, two_views(bert_backbone))
-    other = method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
-    assert other.shape == (2, bert_backbone.embed_dim)
-    torch.testing.assert_close(other.logits(v)[:, 1], head.logits(v)[:, 0], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", LEARNERS)
 def test_only_biomedcoop_and_ogkd_leave_the_text_towers_dropout_on(
     name, bert_backbone, monkeypatch
 ):
@@ -127,3 +118,12 @@ def test_the_papers_datasets_are_presets(name):
 )
 def test_the_released_settings_are_presets(name, preset, setting, value):
     assert getattr(make_method(name, preset=f"paper/{preset}").config, setting) == value
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_what_was_learned_serves_other_classes(name, bert_backbone):
+    method, v = quick(name), unit(5, bert_backbone.embed_dim, seed=99)
+    (head,) = fit(method, bert_backbone, two_views(bert_backbone))
+    other = method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
+    assert other.shape == (2, bert_backbone.embed_dim)
+    torch.testing.assert_close(other.logits(v)[:, 1], head.logits(v)[:, 0], atol=1e-4, rtol=1e-4)

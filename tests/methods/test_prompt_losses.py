@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import batch_of, fit, quick, text_of, two_views, unit
+from toys import batch_of, text_of, unit
 
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
@@ -61,13 +61,6 @@ def test_the_loss_is_cross_entropy_and_the_mean_angle_to_the_template():
         expected = 1 - sum(cosines) / 3
         assert terms["knowledge"][run].item() == pytest.approx(expected, abs=1e-6)
         assert terms["total"][run].item() == pytest.approx(ce[run].item() + 4 * expected, rel=1e-5)
-
-
-def test_without_weight_it_is_coop(bert_backbone):
-    support = two_views(bert_backbone)
-    (kg,) = fit(quick("kgcoop", weight=0), bert_backbone, support)
-    (co,) = fit(quick("coop"), bert_backbone, support)
-    torch.testing.assert_close(kg.extra["context"], co.extra["context"], atol=1e-5, rtol=1e-4)
 
 
 BANK = [unit(6, 8, seed=10 + c) for c in range(3)]
@@ -166,12 +159,6 @@ def test_the_projected_gradient_never_goes_against_the_general_one(seed, ratio):
         dots(lost, general[~peaceful]).abs(),
         lost.flatten(1).norm(dim=1) * general[~peaceful].flatten(1).norm(dim=1),
     )
-
-
-def test_strength_says_how_much_of_the_conflict_goes():
-    gradient, general = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.0, 3.0]])
-    assert project(gradient, general, 0.5).tolist() == [[1.0, -0.5]]
-    assert project(gradient, general, 0.0).tolist() == gradient.tolist()
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-6, 1e-4])

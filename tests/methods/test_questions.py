@@ -97,16 +97,6 @@ def test_each_finding_is_the_method_with_two_classes(name, deep, views):
     torch.testing.assert_close(again.logits(rows), head.logits(rows))
 
 
-def test_an_image_about_which_nothing_is_known_changes_nothing():
-    support, texts = toy()
-    rows = unit(9, D, seed=90)
-    more = torch.cat([support.views.features.globals, unit(1, 1, D, seed=7)])
-    labels = torch.cat([support.labels, torch.full((1, 3), -1)])
-    larger = Support(FixedViews(ImageFeatures(more, None)), labels)
-    expected = fitted("fused", support, texts).logits(rows)
-    torch.testing.assert_close(fitted("fused", larger, texts).logits(rows), expected)
-
-
 @pytest.mark.parametrize("linear", [True, False])
 def test_joined_heads_give_log_odds_and_the_frequency_of_each_finding(linear):
     heads = [

@@ -70,15 +70,6 @@ def test_ranks_are_those_of_plain_refits(change):
             assert shares[y] == (scores >= scores[-1] - 1e-9).float().mean()
 
 
-def test_neither_the_order_of_the_support_nor_other_new_rows_matter():
-    fixed, rows, labels, new, _ = problem(2, (6, 9, 4))
-    expected = Ranked(fixed, rows, labels, 3).p_values(new)
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    ranked = Ranked(fixed, rows[order], labels[order], 3)
-    torch.testing.assert_close(ranked.p_values(new), expected)
-    torch.testing.assert_close(ranked.p_values(new[3:4]), expected[3:4])
-
-
 def test_new_image_and_support_image_change_places():
     """Symmetric: which of the images of a class is the new one does not change their ranks."""
     fixed, rows, labels, new, _ = problem(3, (6, 8))
@@ -89,12 +80,6 @@ def test_new_image_and_support_image_change_places():
         shares.append(Ranked(fixed, others, labels, 2).p_values(pool[i : i + 1])[0, 0])
     # Seven different images have the seven ranks.
     torch.testing.assert_close(torch.stack(shares).sort().values, torch.arange(1.0, 8) / 7)
-
-
-def test_equal_images_are_equally_strange():
-    fixed, rows, labels, _, _ = problem(4, (5, 5))
-    rows[:5] = rows[0]
-    assert float(Ranked(fixed, rows, labels, 2).p_values(rows[:1])[0, 0]) == 1.0
 
 
 @pytest.mark.parametrize(("n", "coverage"), [(9, 0.9), (12, 0.8), (4, 0.8)])

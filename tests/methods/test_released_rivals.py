@@ -65,11 +65,6 @@ def coarse(monkeypatch):
     monkeypatch.setattr("ogkd.methods.tip_adapter.GRID", tuple(GRID[::20]))
 
 
-def test_the_rivals_are_those_with_released_code():
-    expected = {"clip-adapter", "tip-adapter", "tip-adapter-f", "lp++", "linear-probe"}
-    assert set(RIVALS) == expected | {"gda", "clap", "zs-lp", "proker"}
-
-
 @pytest.mark.parametrize("seed", [0, 3])
 def test_tip_adapter_has_one_view_for_a_key_and_the_first_of_equals(coarse, seed):
     support, text = make_support(views=2, validation=2, seed=seed, spread=1.5), make_text()

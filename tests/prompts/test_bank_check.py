@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from ogkd.prompts.bank import read_bank, shipped_banks
-from ogkd.prompts.check import check_bank, content_stems, stem, text_faults, words_of
-from ogkd.prompts.templates import modalities, modality_bank
+from ogkd.prompts.check import check_bank, stem, text_faults
 from stub_server import texts
 
 GOOD = "Kidney stone seen as a small bright dot with a clean shadow behind it."
 
 
 def rules(bank, **options):
-    return {(finding.severity, finding.rule) for finding in check_bank(bank, **options)[1]}
+    return {(finding.severity, finding.rule) for finding in check_bank(bank, **options)}
 
 
 def sound(*names, count=12):
@@ -24,12 +23,7 @@ def sound(*names, count=12):
 
 @pytest.mark.parametrize("name", shipped_banks())
 def test_shipped_banks_have_no_findings(name):
-    assert check_bank(read_bank(Path(name)), count=50)[1] == []
-
-
-def test_class_summary_counts_texts_and_words():
-    row = check_bank({"stone": ["one two three", "a stone of five words"]})[0][0]
-    assert (row.prompts, row.shortest, row.mean, row.longest) == (2, 3, 4.0, 5)
+    assert check_bank(read_bank(Path(name)), count=50) == []
 
 
 @pytest.mark.parametrize(
@@ -104,23 +98,6 @@ def test_bank_has_findings_of_its_rules(bank, expected):
     assert rules(bank) == expected
 
 
-def test_required_count_must_be_met():
-    assert rules(sound("kidney stone"), count=12) == set()
-    assert rules(sound("kidney stone"), count=13) == {("error", "count")}
-
-
-@pytest.mark.parametrize("modality", modalities())
-@pytest.mark.parametrize("organ", [None, "kidney"])
-def test_bank_of_templates_has_no_errors(modality, organ):
-    bank = modality_bank(["debris", "kidney stone"], modality=modality, organ=organ)
-    assert not [finding for finding in check_bank(bank)[1] if finding.severity == "error"]
-
-
-def test_words_are_separated_by_hyphens_and_keep_their_apostrophes():
-    words = ["well", "defined", "cooper's", "ligament", "3", "mm"]
-    assert words_of("Well-defined Cooper's ligament, 3 mm.") == words
-
-
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
@@ -130,9 +107,3 @@ def test_words_are_separated_by_hyphens_and_keep_their_apostrophes():
 )
 def test_spellings_and_plurals_share_a_stem(word, expected):
     assert stem(word) == expected
-
-
-def test_content_stems_ignore_order_and_small_words():
-    assert content_stems("cyst kidney") == content_stems("kidney cysts")
-    assert content_stems("the lung of a child") == {"lung", "child"}
-    assert content_stems("of the") == {"of", "the"}

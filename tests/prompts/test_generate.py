@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError
 from ogkd.prompts.check import check_bank
-from ogkd.prompts.generate import Order, chat, generate, messages_for, read_answer, sift
+from ogkd.prompts.generate import Order, chat, generate, read_answer, sift
 from stub_server import Reply, serve, texts
 
 TEXTS = texts("kidney stone", 3)
@@ -37,54 +36,32 @@ def test_texts_are_read_from_the_forms_that_models_answer_in(answer):
     assert [text.rstrip(".") for text in read_answer(answer)] == TEXTS
 
 
-def test_letters_beyond_ascii_and_quotes_inside_survive():
-    wanted = ['größere "Steine" sind hell', "a Cooper's ligament"]
-    assert read_answer(json.dumps(wanted)) == wanted
-    assert read_answer(json.dumps(wanted)[:-1]) == wanted
-
-
-@pytest.mark.parametrize("answer", ["", "[]", "<think>never ends", "```", '{"a": [1, 2]}'])
-def test_an_answer_without_texts_gives_none(answer):
-    assert sift(read_answer(answer), []) == []
-
-
 def test_only_sound_new_texts_pass():
     near = TEXTS[0].rsplit(" ", 1)[0] + " different"
-    wrong = [
-        "too short",
-        TEXTS[0],
-        near,
-        f"Here are {TEXTS[1]}",
-        "word " * 50,
-        TEXTS[1],
-        TEXTS[1].upper(),
-    ]
-    assert sift([*wrong, TEXTS[2]], [TEXTS[0]]) == [TEXTS[1], TEXTS[2]]
-    assert sift(TEXTS, [], others=TEXTS[:2]) == [TEXTS[2]]
+    wrong = ["too short", TEXTS[0], near, f"Here are {TEXTS[1]}", "word " * 50, TEXTS[1]]
+    assert sift([*wrong, TEXTS[1].upper(), TEXTS[2]], [TEXTS[0]]) == [TEXTS[1], TEXTS[2]]
 
 
-def test_the_question_names_class_modality_organ_others_and_what_is_there():
-    text = messages_for(ORDER, "kidney stone", TEXTS)[-1]["content"]
-    assert "Write 1 descriptions of what is seen on CT images of the abdomen" in text
-    assert 'class "kidney stone"' in text
-    assert '"normal kidney"' in text
-    assert TEXTS[0] in text
+def write(ask, order=ORDER, bank=None):
+    """The texts after each answer."""
+    return [json.loads(json.dumps(texts)) for _, _, texts in generate(order, ask, bank=bank)]
 
 
 def test_it_asks_again_until_there_are_enough_and_the_result_passes_the_check():
     asked = []
 
     def ask(messages):
-        asked.append(messages)
+        asked.append(messages[-1]["content"])
         return json.dumps(texts(f"kidney stone normal {len(asked)}", 3, len(asked)))
 
-    saved = []
-    bank = generate(ORDER, ask, save=lambda found: saved.append(json.dumps(found)))
+    *_, bank = write(ask)
     assert list(bank) == list(ORDER.class_names)
     assert len(asked) == 4  # three at a time, four wanted, two classes
-    assert not [finding for finding in check_bank(bank, count=4)[1] if finding.severity == "error"]
-    assert len(saved) == 4
-    assert json.loads(saved[-1]) == bank
+    assert not [finding for finding in check_bank(bank, count=4) if finding.severity == "error"]
+    assert "Write 1 descriptions of what is seen on CT images of the abdomen" in asked[1]
+    assert 'class "kidney stone"' in asked[1]
+    assert '"normal kidney"' in asked[1]
+    assert bank["kidney stone"][0] in asked[1]
 
 
 def test_it_gives_up_on_a_class_after_some_rounds_and_goes_on_with_the_next():
@@ -92,43 +69,17 @@ def test_it_gives_up_on_a_class_after_some_rounds_and_goes_on_with_the_next():
         stuck = 'class "kidney stone"' in messages[-1]["content"]
         return "I cannot help with that." if stuck else json.dumps(texts("normal kidney", 9))
 
-    order = Order(ORDER.class_names, count=4, rounds=3)
-    assert {name: len(found) for name, found in generate(order, ask).items()} == {
-        "normal kidney": 4
-    }
+    *_, bank = write(ask, Order(ORDER.class_names, count=4, rounds=3))
+    assert {name: len(rows) for name, rows in bank.items()} == {"normal kidney": 4}
 
 
 def test_what_is_there_is_kept_and_not_asked_for_again():
     have = {"other": ["kept"], "Normal_kidney": texts("normal kidney", 4), "kidney stone": TEXTS}
-    asked = []
-
-    def ask(messages):
-        asked.append(messages[-1]["content"])
-        return json.dumps(texts("kidney stone", 5, seed=9))
-
-    bank = generate(ORDER, ask, bank=have)
-    assert len(asked) == 1
+    (bank,) = write(lambda _: json.dumps(texts("kidney stone", 5, seed=9)), bank=have)
     assert bank["kidney stone"][:3] == TEXTS
     assert len(bank["kidney stone"]) == 4
     assert bank["Normal_kidney"] == have["Normal_kidney"]
     assert bank["other"] == ["kept"]
-
-
-def test_a_stop_in_the_middle_loses_nothing_that_was_saved():
-    saved: dict[str, list[str]] = {}
-    answers = iter([json.dumps(texts("kidney stone", 2)), json.dumps(texts("kidney stone", 2, 5))])
-
-    def ask(messages):
-        try:
-            return next(answers)
-        except StopIteration:
-            raise KeyboardInterrupt from None
-
-    later = {"normal kidney": ["from before"]}
-    with pytest.raises(KeyboardInterrupt):
-        generate(ORDER, ask, bank=later, save=saved.update)
-    assert len(saved["kidney stone"]) == 4
-    assert saved["normal kidney"] == ["from before"]
 
 
 # Asking an endpoint
@@ -162,9 +113,8 @@ def test_a_question_is_posted_with_model_and_key_and_the_text_returned(stub):
     ],
     ids=["html", "truncated", "no choice", "error", "null", "deep"],
 )
-@pytest.mark.parametrize("kind", ["application/json", "text/html"])
-def test_a_garbled_answer_is_an_empty_one(stub, body, kind):
-    stub.script = [Reply(body=body, headers={"Content-Type": kind})]
+def test_a_garbled_answer_is_an_empty_one(stub, body):
+    stub.script = [Reply(body=body)]
     assert chat(stub.url, "tiny")(QUESTION) == ""
 
 
@@ -176,35 +126,3 @@ def test_a_refusal_is_one_message_without_the_key(stub, status, requests):
     assert caught.value.argument == "url"
     assert KEY not in str(caught.value)
     assert len(stub.questions) == requests
-
-
-@pytest.mark.parametrize("url", ["localhost:11434", "ftp://localhost/v1", "http:///v1"])
-def test_invalid_url_is_refused(url):
-    with pytest.raises(DataError) as caught:
-        chat(url, "m")
-    assert caught.value.argument == "url"
-
-
-def test_key_is_not_sent_to_the_internet_by_plain_http():
-    with pytest.raises(ConfigError) as caught:
-        chat("http://93.184.216.34/v1", "m", key=KEY)
-    assert caught.value.argument == "url"
-
-
-@pytest.mark.parametrize(
-    ("url", "key"),
-    [
-        ("http://192.168.1.20/v1", KEY),
-        ("http://gpu-server/v1", KEY),
-        ("http://models.example/v1", None),
-        ("https://models.example/v1", KEY),
-    ],
-)
-def test_plain_http_is_allowed_nearby_or_without_a_key(url, key):
-    assert callable(chat(url, "m", key=key))
-
-
-def test_without_the_client_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"ogkd\[prompts\]"):
-        chat("https://host/v1", "m")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -123,7 +122,7 @@ class BertTower(nn.Module):
 
     def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
         """Features [B, d], not normalised."""
-        first_only = self.pooling not in ("mean_pooler", "max_pooler")
+        first_only = self.pooling != "mean_pooler"
         hidden = bert_hidden(self.bert, embeddings, tokens.mask, dropout, first_only=first_only)
         features: Tensor = self.proj(self._pool(hidden, tokens.mask))
         return features
@@ -132,8 +131,6 @@ class BertTower(nn.Module):
         if self.pooling == "mean_pooler":
             weight = mask.unsqueeze(-1).to(hidden.dtype)
             return (hidden * weight).sum(dim=1) / weight.sum(dim=1)
-        if self.pooling == "max_pooler":
-            return hidden.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(dim=1)
         if self.pooling == "cls_pooler":
             return self.bert.pooler(hidden[:, 0])  # type: ignore[no-any-return]
         return hidden[:, 0]

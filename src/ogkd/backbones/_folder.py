@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -67,6 +68,13 @@ FORMATS = {
     ),
 }
 FORMAT_HELP = "open_clip_config.json of a timm tower, and no config.json of clip or siglip"
+
+
+@cache
+def layouts(kind: str) -> dict[str, Any]:
+    """The tables of layouts.toml about one format."""
+    tables: dict[str, Any] = files.read_toml(Path(__file__).with_name("layouts.toml"))[kind]
+    return tables
 
 
 class FileRecord(BaseModel):

@@ -1,4 +1,4 @@
-"""Fetch backbones from the hub into the cache: checked, converted once, complete or absent.
+"""Fetch backbones from the hub into the cache, whole, checked and converted once; and verify them.
 
 The cache has a folder `<cache>/backbones/NAME` in the model's own format, with its weights as
 safetensors and a source.json that says where each file came from and what it hashes to.
@@ -6,27 +6,24 @@ safetensors and a source.json that says where each file came from and what it ha
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from huggingface_hub import HfApi, constants, hf_hub_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+import torch
+from huggingface_hub import constants, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ogkd.backbones._folder import FORMAT_HELP, FORMATS, detect_format, peek, read_weights
+from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.loading import load_backbone, resolve
 from ogkd.download import HUB, hub_offline, mirrored
 from ogkd.errors import BackboneError, OgkdError, StorageError
 from ogkd.files import (
@@ -37,15 +34,17 @@ from ogkd.files import (
     storage_errors,
     write_json,
 )
+from ogkd.images.decode import read_image
+from ogkd.images.transforms import to_pixels
 
 EXAMPLES = "examples"  # folder of the example images that come with a model
 _SOURCE = "source.json"
+TOLERANCE = 0.01  # of a probability; image libraries round differently, a wrong loader is far off
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("vocab.txt", "vocab.json", "merges.txt"),
 )
 _SMALL = ("config.json", "preprocessor_config.json", "processor_config.json", *_TOKENIZER)
-_SECONDS = 10  # to wait for the hub's first answer
 # In this order: the first is a kind of the second.
 _REFUSALS = {
     GatedRepoError: "is gated: accept its terms on its page, then log in with `hf auth login`",
@@ -59,53 +58,33 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-class _Repository:
-    """A repository on the hub; without a network, what the hub's own cache has of it."""
-
-    def __init__(self, hub_id: str, revision: str = "main") -> None:
-        self.hub_id, self.revision = hub_id, revision
-        self.names: set[str] | None = None  # of its files; None: not known without a network
-        # Read here, not at import: a program may set it after it has started.
-        if hub_offline() or constants.HF_HUB_OFFLINE:
-            return
-        with self._errors():
-            try:
-                info = HfApi(mirrored(HUB)).model_info(hub_id, revision=revision, timeout=_SECONDS)
-                self.names = {file.rfilename for file in info.siblings or ()}
-            except HfHubHTTPError:
-                raise
-            except HTTPError:
-                return  # the hub is not reached
-
-    def get(self, *names: str) -> dict[str, Path]:
-        """Those of the files that there are."""
-        files = {}
-        for name in names if self.names is None else self.names.intersection(names):
-            with contextlib.suppress(LocalEntryNotFoundError), self._errors():
-                path = hf_hub_download(
-                    self.hub_id,
-                    name,
-                    revision=self.revision,
-                    cache_dir=constants.HF_HUB_CACHE,
-                    endpoint=mirrored(HUB),
-                    local_files_only=self.names is None,
-                )
-                files[name] = Path(path)
-        return files
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+def _download(hub_id: str, *names: str, revision: str = "main") -> dict[str, Path]:
+    """Those of a repository's files that there are; without a network, those in the hub's cache."""
+    files = {}
+    for name in names:
         try:
             with storage_errors(Path(constants.HF_HUB_CACHE)):
-                yield
-        except (OgkdError, LocalEntryNotFoundError):
+                path = hf_hub_download(
+                    hub_id,
+                    name,
+                    revision=revision,
+                    cache_dir=constants.HF_HUB_CACHE,
+                    endpoint=mirrored(HUB),
+                    # Read here, not at import: a program may set it after it has started.
+                    local_files_only=hub_offline() or constants.HF_HUB_OFFLINE,
+                )
+        except EntryNotFoundError:  # absent, or the hub is not reached
+            continue
+        except OgkdError:
             raise
         except Exception as error:  # from HTTP, the file transfer or the operating system
-            reasons = [text for kind, text in _REFUSALS.items() if isinstance(error, kind)]
-            reason = reasons[0] if reasons else f"cannot be fetched now ({error})"
+            reasons = (text for kind, text in _REFUSALS.items() if isinstance(error, kind))
+            reason = next(reasons, f"cannot be fetched now ({error})")
             raise BackboneError(
-                f"{self.hub_id} {reason}: {mirrored(HUB)}/{self.hub_id}", argument="backbone"
+                f"{hub_id} {reason}: {mirrored(HUB)}/{hub_id}", argument="backbone"
             ) from error
+        files[name] = Path(path)
+    return files
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -142,20 +121,24 @@ def fetch(record: Record) -> Path:
     with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
-        hub = _Repository(record.hub_id, record.revision or "main")
-        markers = hub.get(*(kind.marker for kind in FORMATS.values()))
+        get = partial(_download, record.hub_id, revision=record.revision or "main")
+        markers = get(*(kind.marker for kind in FORMATS.values()))
         kind: str | None = record.format
         if kind is None and markers:
             kind = detect_format(next(iter(markers.values())).parent)
         if kind is None or FORMATS[kind].marker not in markers:
             raise _lacking(record, FORMAT_HELP)
         marker = markers[FORMATS[kind].marker]
-        files = {marker.name: marker, **hub.get(*_SMALL)}
+        files = {marker.name: marker, **get(*_SMALL)}
         if kind == "open_clip":
             files |= _text_files(marker, files)
-        weights = _get_weights(record, kind, hub)
+        candidates = (record.weights,) if record.weights else FORMATS[kind].weights
+        weights = next((path for name in candidates for path in get(name).values()), None)
+        if weights is None:
+            raise _lacking(record, f"weight file {' or '.join(candidates)}")
+        _check_digest(record, weights)
         images = published_outputs()["probabilities"] if record.examples else ()
-        examples = hub.get(*(f"{record.examples}/{name}" for name in images))
+        examples = get(*(f"{record.examples}/{name}" for name in images))
         _keep(record, kind, files, weights, examples)
     return record.folder
 
@@ -178,18 +161,12 @@ def _text_files(marker: Path, have: Iterable[str]) -> dict[str, Path]:
     ):
         hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if hub_id.count("/") == 1 and not enough & set(have):
-            files |= _Repository(hub_id).get(*names)
+            files |= _download(hub_id, *names)
     return files
 
 
-def _get_weights(record: Record, kind: str, hub: _Repository) -> Path:
-    """The weight file in the hub's cache; one with a wrong hash is deleted."""
-    candidates = (record.weights,) if record.weights else FORMATS[kind].weights
-    for name in candidates:
-        if path := hub.get(name).get(name):
-            break
-    else:
-        raise _lacking(record, f"weight file {' or '.join(candidates)}")
+def _check_digest(record: Record, path: Path) -> None:
+    """Delete a weight file in the hub's cache that has a wrong hash."""
     digest, blob = sha256_file(path), path.resolve()  # whose name is the hash that the hub reports
     announced = blob.name if re.fullmatch("[0-9a-f]{64}", blob.name) else digest
     expected = record.sha256 or announced
@@ -197,9 +174,8 @@ def _get_weights(record: Record, kind: str, hub: _Repository) -> Path:
         for stored in (blob, path):
             stored.unlink(missing_ok=True)
         raise BackboneError(
-            f"{name} of {record.hub_id} was deleted: its sha256 is {digest}, not {expected}."
+            f"{path.name} of {record.hub_id} was deleted: its sha256 is {digest}, not {expected}."
         )
-    return path
 
 
 def _keep(
@@ -247,3 +223,65 @@ def _convert(path: Path, target: Path) -> None:
         save_file(tensors, target, {"format": "pt"})
     except SafetensorError as error:
         raise StorageError(f"Cannot write {target}: {error}.") from error
+
+
+# Verifying
+
+
+class Check(NamedTuple):
+    """One line of the report; `fix` says what to do about a failure or a skipped check."""
+
+    status: str  # "PASS", "WARN", "SKIP" or "FAIL"
+    subject: str
+    result: str
+    fix: str = ""
+
+
+def verify(name: str | Path) -> Iterator[Check]:
+    """Check a backbone that is on this machine; nothing is fetched."""
+    source = resolve(name)
+    record = source if isinstance(source, Record) and source.hub_id else None
+    fix = f"delete {record.folder}, then `ogkd backbones fetch {record.name}`" if record else ""
+    try:
+        if record is not None:
+            if present(record) is None:
+                yield Check("FAIL", "Files", f"{record.name} is not on this machine", fix)
+                return
+            yield from _check_files(record, fix)
+        backbone = load_backbone(name)
+    except OgkdError as error:
+        yield Check("FAIL", "Loading", str(error), fix)
+        return
+    yield Check("PASS", "Loading", f"digest {backbone.digest}")
+    if record is not None and record.examples:
+        yield _check_published(backbone, record.folder / EXAMPLES, fix)
+
+
+def _check_files(record: Record, fix: str) -> Iterator[Check]:
+    source = read_source(record.folder) or {}
+    original = source["original"]
+    known = {name: facts["sha256"] for name, facts in source["files"].items()}
+    digests = {name: sha256_file(record.folder / name) for name in known}
+    if record.sha256 is not None and original["file"] == record.weights:
+        known[record.weights], digests[record.weights] = record.sha256, original["sha256"]
+    for name, digest in digests.items():
+        if digest == known[name]:
+            yield Check("PASS", name, f"sha256 {digest}")
+        else:
+            yield Check("FAIL", name, f"sha256 {digest}, not {known[name]}", fix)
+
+
+def _check_published(backbone: Backbone, folder: Path, fix: str) -> Check:
+    """Compare published zero-shot probabilities with computed ones."""
+    subject, reference = "Published outputs", published_outputs()
+    labels = [reference["template"] + label for label in reference["labels"]]
+    names = list(reference["probabilities"])
+    if not all((folder / name).is_file() for name in names):
+        return Check("SKIP", subject, f"the images are not in {folder}", fix)
+    expected = torch.tensor([reference["probabilities"][name] for name in names])  # [N, C]
+    pixels = to_pixels([read_image(folder / name) for name in names], backbone.preprocessing)
+    features = backbone.encode_images(pixels, patches=False).globals.cpu()
+    logits = backbone.logit_scale * features @ backbone.encode_texts(labels).T
+    difference = float((logits.softmax(dim=-1) - expected).abs().max())
+    text = f"largest difference {difference:.2e}, allowed {TOLERANCE}, for {reference['source']}"
+    return Check("PASS" if difference <= TOLERANCE else "FAIL", subject, text)

@@ -24,6 +24,7 @@ from ogkd.backbones._folder import (
     backbone_digest,
     find_weights,
     key_table,
+    layouts,
     parse_record,
     read_json,
     read_weights,
@@ -36,35 +37,7 @@ from ogkd.images.transforms import CLIP_MEAN, CLIP_STD, Preprocessing
 
 _CONFIG = "open_clip_config.json"
 _NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
-# width, depth, heads
-_SIZES = {
-    "tiny": (192, 12, 3),
-    "small": (384, 12, 6),
-    "base": (768, 12, 12),
-    "large": (1024, 24, 16),
-    "huge": (1280, 32, 16),
-}
 _TRUNK = "visual.trunk."
-_BLOCK, _OURS = f"{_TRUNK}blocks.*.", "image.blocks.*."
-_KEYS = {
-    f"{_TRUNK}cls_token": "image.cls_token",
-    f"{_TRUNK}pos_embed": "image.pos_embed",
-    f"{_TRUNK}patch_embed.proj": "image.patch_embed",
-    f"{_BLOCK}norm1": f"{_OURS}norm1",
-    f"{_BLOCK}attn.qkv": f"{_OURS}query {_OURS}key {_OURS}value",
-    f"{_BLOCK}attn.proj": f"{_OURS}proj",
-    f"{_BLOCK}ls1": f"{_OURS}ls1",
-    f"{_BLOCK}norm2": f"{_OURS}norm2",
-    f"{_BLOCK}mlp.fc1": f"{_OURS}fc1",
-    f"{_BLOCK}mlp.fc2": f"{_OURS}fc2",
-    f"{_BLOCK}ls2": f"{_OURS}ls2",
-    f"{_TRUNK}norm": "image.norm",
-    f"{_TRUNK}fc_norm": "image.late_norm",
-    BERT_KEYS: "text.bert",
-    "text.proj": "text.proj",
-    "logit_scale": "logit_scale",
-}
-_HEADS = {"linear": "visual.head.proj", "mlp": "visual.head.mlp", "trunk": f"{_TRUNK}head"}
 # Positions (0, 1, 2, ...), which older versions of transformers saved; and a constant that a
 # sigmoid-trained model adds to all logits, which cancels in a softmax.
 _IGNORED = (f"{BERT_KEYS}.embeddings.position_ids", "logit_bias")
@@ -94,7 +67,7 @@ class TextConfig(FileRecord):
     hf_model_name: str
     hf_proj_type: Annotated[Literal["linear", "mlp", "none"], _none_is("none")] = "mlp"
     hf_pooler_type: Annotated[
-        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler", "max_pooler"],
+        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler"],
         _none_is("cls_pooler"),
     ] = "mean_pooler"
     context_length: Size = 77
@@ -156,12 +129,8 @@ def read_bert_config(folder: Path) -> BertConfigFile | None:
 
 def _read_timm_config(folder: Path, name: str) -> TimmConfigFile:
     """Read timm's configuration from `timm/config.json`, or else from the model's name."""
-    folders = [folder / "timm"]
-    if name.startswith("local-dir:"):
-        folders.append(Path(name.removeprefix("local-dir:")))
-    for path in (candidate / "config.json" for candidate in folders):
-        if path.is_file():
-            return parse_record(TimmConfigFile, read_json(path), path)
+    if (path := folder / "timm" / "config.json").is_file():
+        return parse_record(TimmConfigFile, read_json(path), path)
     # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
     return TimmConfigFile(architecture=re.split(r"[:/]", name)[-1].split(".")[0])
 
@@ -173,7 +142,7 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
         raise BackboneError(
             f"The image tower {timm.architecture} is not one of timm's plain vision transformers."
         )
-    width, depth, heads = _SIZES[match[1]]
+    width, depth, heads = layouts("open_clip")["sizes"][match[1]]
     width, heads = args.embed_dim or width, args.num_heads or heads
     pool = args.global_pool if vision.timm_pool == "default" else vision.timm_pool
     spec = VisionSpec(
@@ -218,7 +187,8 @@ def open_clip_towers(
         ImageTower(spec),
         BertTower(bert, config.embed_dim, pooling=text.hf_pooler_type, proj=text.hf_proj_type),
     )
-    keys = _KEYS | {_HEADS.get(vision.timm_proj, ""): "image.head"}
+    layout = layouts("open_clip")
+    keys = layout["keys"] | {layout["heads"].get(vision.timm_proj, ""): "image.head"}
     return model, dict(key_table(model, keys))
 
 
@@ -269,18 +239,8 @@ def load_open_clip(
 
 def _identity(config: OpenClipConfig, spec: VisionSpec, bert: BertConfigFile) -> dict[str, Any]:
     """The model as the digest sees it: addresses of cached features depend on every letter."""
-    same: tuple[str, ...] = (
-        "width",
-        "depth",
-        "heads",
-        "patch",
-        "image_size",
-        "grid",
-        "layer_scale",
-        "qkv_bias",
-    )
-    same += ("late_norm", "pool", "embed_dim")
-    vision = {name: getattr(spec, name) for name in same} | {
+    same = "width depth heads patch image_size grid layer_scale qkv_bias late_norm pool embed_dim"
+    vision = {name: getattr(spec, name) for name in same.split()} | {
         "mlp_ratio": spec.inner // spec.width,
         "proj": config.vision_cfg.timm_proj,
         "proj_bias": config.vision_cfg.timm_proj_bias,

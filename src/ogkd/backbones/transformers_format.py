@@ -20,6 +20,7 @@ from ogkd.backbones._folder import (
     backbone_digest,
     find_weights,
     key_table,
+    layouts,
     parse_record,
     read_json,
     read_weights,
@@ -42,38 +43,6 @@ _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
     2: "bilinear",
     3: "bicubic",
 }
-_KEYS = {
-    "vision_model.embeddings.class_embedding": "image.cls_token",
-    "vision_model.embeddings.patch_embedding": "image.patch_embed",
-    "vision_model.embeddings.position_embedding.weight": "image.pos_embed",
-    "vision_model.pre_layrnorm": "image.early_norm",
-    "vision_model.post_layernorm": "image.norm",
-    "visual_projection": "image.head",
-    "vision_model.head.probe": "image.pooling.probe",
-    "vision_model.head.attention": "image.pooling.attention",
-    "vision_model.head.layernorm": "image.pooling.norm",
-    "vision_model.head.mlp.fc1": "image.pooling.fc1",
-    "vision_model.head.mlp.fc2": "image.pooling.fc2",
-    "text_model.embeddings.token_embedding": "text.words",
-    "text_model.embeddings.position_embedding": "text.positions",
-    "text_model.final_layer_norm": "text.norm",
-    "logit_scale": "logit_scale",
-    **{
-        f"{theirs}.encoder.layers.*.{key}": f"{ours}.blocks.*.{name}"
-        for theirs, ours in (("vision_model", "image"), ("text_model", "text"))
-        for key, name in (
-            ("self_attn.q_proj", "query"),
-            ("self_attn.k_proj", "key"),
-            ("self_attn.v_proj", "value"),
-            ("self_attn.out_proj", "proj"),
-            ("layer_norm1", "norm1"),
-            ("layer_norm2", "norm2"),
-            ("mlp.fc1", "fc1"),
-            ("mlp.fc2", "fc2"),
-        )
-    },
-}
-_TEXT_HEADS = {"clip": "text_projection", "siglip": "text_model.head"}
 # Positions (0, 1, 2, ...), which older versions of transformers saved; and SigLIP's constant that
 # is the same for all classes and cancels in a softmax.
 _IGNORED = (
@@ -116,39 +85,6 @@ class VisionConfig(TowerConfig):
     vision_use_head: Literal[True] = True
 
 
-# transformers leaves these out of config.json: those of both towers, of the text, of the image.
-_DEFAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "clip": (
-        {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5},
-        {
-            "hidden_size": 512,
-            "intermediate_size": 2048,
-            "num_attention_heads": 8,
-            "vocab_size": 49408,
-            "max_position_embeddings": 77,
-        },
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_attention_heads": 12,
-            "patch_size": 32,
-        },
-    ),
-    "siglip": (
-        {
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_attention_heads": 12,
-            "num_hidden_layers": 12,
-            "hidden_act": "gelu_pytorch_tanh",
-            "layer_norm_eps": 1e-6,
-        },
-        {"vocab_size": 32000, "max_position_embeddings": 64},
-        {"patch_size": 16},
-    ),
-}
-
-
 class ModelConfig(FileRecord):
     """config.json of a CLIPModel or a SiglipModel."""
 
@@ -160,11 +96,11 @@ class ModelConfig(FileRecord):
     @model_validator(mode="before")
     @classmethod
     def _with_defaults(cls, raw: dict[str, Any]) -> dict[str, Any]:
-        both, *defaults = _DEFAULTS.get(str(raw.get("model_type")), ({}, {}, {}))
+        defaults = layouts("transformers")["defaults"].get(str(raw.get("model_type")), {})
         towers = {
             # Old checkpoints have the same thing twice; the second one counts.
-            name: both | default | (raw.get(name) or {}) | (raw.get(f"{name}_dict") or {})
-            for name, default in zip(("text_config", "vision_config"), defaults, strict=True)
+            name: default | (raw.get(name) or {}) | (raw.get(f"{name}_dict") or {})
+            for name, default in defaults.items()
         }
         return raw | towers
 
@@ -181,7 +117,8 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
     weights = read_weights(find_weights(folder, "transformers"))
     with torch.device("meta"):  # saves initialising weights that are replaced at once
         model = _towers(config)
-    keys = _KEYS | {_TEXT_HEADS[config.model_type]: "text.proj"}
+    layout = layouts("transformers")
+    keys = layout["keys"] | {layout["text_heads"][config.model_type]: "text.proj"}
     assign_weights(model, weights, key_table(model, keys), ignored=_IGNORED)
     text, size = config.text_config, config.vision_config.image_size
     prepare: Callable[[str], str] = str

@@ -30,10 +30,9 @@ def list_backbones() -> None:
     """Show the known backbones and whether they are on this machine."""
     from ogkd.backbones.catalog import catalog
 
-    rows = [_summary(record) for record in catalog().values()]
     cells = [
-        (row["name"], "yes" if row["present"] else "no", row["licence"], row["modality"])
-        for row in rows
+        (record.name, "yes" if _is_present(record) else "no", record.licence, record.modality)
+        for record in catalog().values()
     ]
     print_table(("name", "here", "licence", "modality"), cells)
 
@@ -51,9 +50,9 @@ def info(
     from ogkd.backbones.loading import resolve
 
     if verify:
-        from ogkd.backbones.verify import verify as run_checks
+        from ogkd.backbones.hub import verify as run_checks
 
-        report_checks(run_checks(name), as_json=as_json)
+        report_checks(run_checks(name))
         return
     facts = _facts(resolve(name))
     if as_json:
@@ -76,11 +75,10 @@ def fetch(name: _Name) -> None:
     typer.echo(f"{record.name} -> {fetch_backbone(record)}")
 
 
-def _summary(record: Record) -> dict[str, Any]:
+def _is_present(record: Record) -> bool:
     from ogkd.backbones.hub import read_source
 
-    here = record.format == "builtin" or read_source(record.folder) is not None
-    return {**record.model_dump(), "present": here}
+    return record.format == "builtin" or read_source(record.folder) is not None
 
 
 def _facts(source: Record | Path) -> dict[str, Any]:
@@ -88,24 +86,22 @@ def _facts(source: Record | Path) -> dict[str, Any]:
     from ogkd.backbones._folder import detect_format
     from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
-    from ogkd.files import sha256_file
 
     facts: dict[str, Any] = {}
     if isinstance(source, Path):
         folder = source
     else:
-        facts = _summary(source)
+        facts = {**source.model_dump(), "present": _is_present(source)}
         folder = BUILTIN_FOLDER if source.format == "builtin" else source.folder
     facts["path"] = str(folder)
     if not folder.is_dir():
         return facts
+    fetched = read_source(folder) or {"revision": facts.get("revision"), "weights": {}}
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
-    digests = [f"sha256 {sha256_file(path)} ({path.name})" for path in weights]
     return facts | {
         "format": detect_format(folder) or "not a model that ogkd can load",
-        "revision": (read_source(folder) or facts).get("revision"),
-        "digest": ", ".join(digests),
+        "revision": fetched["revision"],
+        "sha256": fetched["weights"].get("sha256", facts.get("sha256")),
         "files": {path.name: path.stat().st_size for path in files},
     }
 

@@ -8,13 +8,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from importlib.util import find_spec
 
 import typer
 
 import ogkd
-from ogkd.cli.output import print_json
 from ogkd.files import cache_dir
 
 Row = tuple[str, str, str, str]  # status, subject, result, fix
@@ -22,15 +20,15 @@ _Outcome = tuple[bool, str]  # whether all is well, and what was found
 
 _COLOURS = {"PASS": "green", "WARN": "yellow", "SKIP": "yellow", "FAIL": "red"}
 _GIB = 1024**3
-_EXTRAS = {
-    "dicom": ("pydicom", "DICOM and NIfTI files"),
-    "slides": ("openslide", "whole slides"),
-    "serve": ("uvicorn", "the web pages"),
-    "onnx": ("onnxruntime", "ONNX export"),
-    "ray": ("ray", "clusters"),
-    "audit": ("cleanlab", "label-error search"),
-    "prompts": ("openai", "prompts by a language model"),
-    "bench": ("pandas", "tables and figures of benchmarks"),
+_EXTRAS = {  # what of each is imported
+    "dicom": "pydicom",
+    "slides": "openslide",
+    "serve": "uvicorn",
+    "onnx": "onnxruntime",
+    "ray": "ray",
+    "audit": "cleanlab",
+    "prompts": "openai",
+    "bench": "pandas",
 }
 
 
@@ -42,18 +40,13 @@ def doctor() -> None:
     report_checks(examine())
 
 
-def report_checks(rows: Iterable[Row], *, as_json: bool = False) -> None:
+def report_checks(rows: Iterable[Row]) -> None:
     """Print each check when it is done; end with exit code 2 if one has failed."""
-    if as_json:
-        rows = list(rows)
-        keys = ("status", "subject", "result", "fix")
-        print_json([dict(zip(keys, row, strict=True)) for row in rows], ascii=True)
     failed = False
     for status, subject, result, fix in rows:
         failed = failed or status == "FAIL"
-        if not as_json:
-            typer.secho(f"{status:5}", fg=_COLOURS[status], nl=False)
-            typer.echo(f"{subject}: {result}" + (f"\n      fix: {fix}" if fix else ""))
+        typer.secho(f"{status:5}", fg=_COLOURS[status], nl=False)
+        typer.echo(f"{subject}: {result}" + (f"\n      fix: {fix}" if fix else ""))
     if failed:
         sys.exit(2)
 
@@ -127,9 +120,9 @@ def _backbones() -> _Outcome:
     return "biomedclip" in present, f"{', '.join(['builtin', *present])}; for images: {chosen}"
 
 
-def _extra(module: str, use: str) -> _Outcome:
-    here = find_spec(module) is not None
-    return here, f"{module} is installed ({use})" if here else f"not installed ({use})"
+def _extras() -> _Outcome:
+    absent = [name for name, module in _EXTRAS.items() if find_spec(module) is None]
+    return not absent, f"not installed: {', '.join(absent)}" if absent else "all installed"
 
 
 # Each check, how bad it is if not all is well, and what to do then.
@@ -141,8 +134,5 @@ _CHECKS: dict[str, tuple[Callable[[], _Outcome], str, str]] = {
     "Cache": (_cache, "WARN", "set OGKD_CACHE to a folder with 3 GiB of free space"),
     "Model hub": (_hub, "WARN", "fetch backbones on another machine and copy their folders"),
     "Backbones": (_backbones, "WARN", "ogkd backbones fetch biomedclip (0.8 GB)"),
-    **{
-        f"Extra {name}": (partial(_extra, *extra), "WARN", f'pip install "ogkd[{name}]"')
-        for name, extra in _EXTRAS.items()
-    },
+    "Extras": (_extras, "WARN", 'those that you need: pip install "ogkd[NAME]"'),
 }

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
@@ -15,9 +14,15 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
-from ogkd.prompts.bank import bank_digest, fold, read_bank, shipped_banks
+from ogkd.prompts.bank import (
+    bank_digest,
+    fold,
+    import_bank,
+    keep_classes,
+    read_bank,
+    shipped_banks,
+)
 from ogkd.prompts.check import check_bank
-from ogkd.prompts.convert import import_bank, keep_classes
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
 from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
@@ -40,28 +45,27 @@ def show(
     as_json: opt.JsonOption = False,
 ) -> None:
     """List the banks that there are, or print the texts of one, or of one class."""
-    if bank is not None:
-        texts_by_class = read_bank(bank)
-        if class_name is not None:
-            texts_by_class = keep_classes(texts_by_class, [class_name])
+    if bank is None:
+        released = {RELEASED: released_path()} if released_path().is_file() else {}
+        banks = {name: read_bank(path) for name, path in (shipped_banks() | released).items()}
         if as_json:
-            print_json(texts_by_class)
+            print_json(banks)
             return
-        for name, texts in texts_by_class.items():
-            typer.secho(f"{name} ({len(texts)})", bold=True)
-            for text in texts:
-                typer.echo(f"  {text}")
+        cells = [
+            [name, sum(map(len, each.values())), ", ".join(each)] for name, each in banks.items()
+        ]
+        print_table(("bank", "prompts", "classes"), cells)
         return
-    rows: list[dict[str, Any]] = []
-    released = {RELEASED: released_path()} if released_path().is_file() else {}
-    for name, path in (shipped_banks() | released).items():
-        counts = {key: len(texts) for key, texts in read_bank(path).items()}
-        rows.append({"name": name, "prompts": sum(counts.values()), "classes": counts})
+    texts_by_class = read_bank(bank)
+    if class_name is not None:
+        texts_by_class = keep_classes(texts_by_class, [class_name])
     if as_json:
-        print_json(rows)
+        print_json(texts_by_class)
         return
-    cells = [[row["name"], row["prompts"], ", ".join(map(str, row["classes"]))] for row in rows]
-    print_table(("bank", "prompts", "classes"), cells)
+    for name, texts in texts_by_class.items():
+        typer.secho(f"{name} ({len(texts)})", bold=True)
+        for text in texts:
+            typer.echo(f"  {text}")
 
 
 @app.command("check")
@@ -69,44 +73,22 @@ def check(
     banks: Annotated[
         list[Path] | None, Argument(help="JSON files or names (default: all shipped banks).")
     ] = None,
-    as_json: opt.JsonOption = False,
 ) -> None:
     """Look for duplicates, wrong lengths, missing class names. Exit code 1 on errors."""
-    reports = [_check(path) for path in banks or map(Path, shipped_banks())]
-    if as_json:
-        print_json(reports)
-    else:
-        for report in reports:
-            _print_check(report)
-    if not all(report["passed"] for report in reports):
+    failed = []
+    for path in banks or map(Path, shipped_banks()):
+        bank = read_bank(path)
+        findings = check_bank(bank, count=_SHIPPED if str(path) in shipped_banks() else None)
+        for finding in findings:
+            typer.secho(f"{finding.severity:8}", fg=_COLOURS[finding.severity], nl=False)
+            typer.echo(f"{finding.class_name}: {finding.message} [{finding.rule}]")
+            for text in finding.texts:
+                typer.echo(f"        {text!r}")
+        failed.append(any(finding.severity == "error" for finding in findings))
+        verdict = "FAILED" if failed[-1] else "passed"
+        typer.echo(f"{path}: {len(bank)} classes, {sum(map(len, bank.values()))} texts, {verdict}")
+    if any(failed):
         raise typer.Exit(1)
-
-
-def _check(path: Path) -> dict[str, Any]:
-    is_shipped = str(path) in shipped_banks()
-    rows, findings = check_bank(read_bank(path), count=_SHIPPED if is_shipped else None)
-    return {
-        "bank": str(path),
-        "classes": [asdict(row) for row in rows],
-        "findings": [asdict(finding) for finding in findings],
-        "passed": not any(finding.severity == "error" for finding in findings),
-    }
-
-
-def _print_check(report: dict[str, Any]) -> None:
-    findings = report["findings"]
-    cells = []
-    for row in report["classes"]:
-        kinds = [item["severity"] for item in findings if item["class_name"] == row["class_name"]]
-        span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
-        cells.append([row["class_name"], row["prompts"], span, *map(kinds.count, _COLOURS)])
-    print_table((report["bank"], "prompts", "words (mean)", "errors", "warnings"), cells)
-    for finding in findings:
-        typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
-        typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")
-        for text in finding["texts"][:5]:
-            typer.echo(f"        {text!r}")
-    typer.echo(f"{report['bank']}: {'passed' if report['passed'] else 'FAILED'}")
 
 
 @app.command("new")
@@ -120,7 +102,7 @@ def new(
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
     source: Annotated[
         Path | None,
-        Option("--from", help="Convert texts from JSON, CSV, TSV, or a folder of .txt."),
+        Option("--from", help="Convert a CSV or TSV file with columns class and text."),
     ] = None,
     model: Annotated[
         str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
@@ -134,9 +116,7 @@ def new(
     with OpenAI's API at OGKD_LLM_URL writes 50 texts for each class; only class
     names, modality, organ and texts are sent, never images, and its key is
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
-    classes. With --from, texts are converted: JSON of class -> texts (as in
-    CuPL); CSV or TSV with columns class and text; a folder with one .txt per
-    class, one text per line.
+    classes. With --from, a table of texts is converted.
     """
     opt.refuse_folders(out=out)
     names = require_classes(classes.split(",")) if classes or source is None else []
@@ -156,7 +136,7 @@ def new(
         bank = keep_classes(bank, names) if names else bank
     write_json(out, bank)
     typer.echo(f"{len(bank)} classes with {sum(map(len, bank.values()))} texts -> {out}")
-    if findings := check_bank(bank)[1]:
+    if findings := check_bank(bank):
         errors = sum(finding.severity == "error" for finding in findings)
         say(f"{errors} error(s) and {len(findings) - errors} warning(s) in the texts.")
     typer.echo(f"Next: read and edit the texts, then `ogkd prompts check {out}`.")
@@ -172,15 +152,11 @@ def _generate(order: Order, model: str, out: Path) -> dict[str, list[str]]:
     bank = read_bank(out) if out.exists() else {}
     try:
         with progress_bar("Asking for prompts", order.count * len(order.class_names)) as bar:
-
-            def progress(name: str, added: int) -> None:
+            for name, added, texts in generate(order, ask, bank=bank):
+                if added:
+                    write_json(out, bank := texts)
                 bar.advance(added)
                 bar.describe(name)
-
-            def save(texts: dict[str, list[str]]) -> None:
-                write_json(out, texts)
-
-            bank = generate(order, ask, bank=bank, save=save, progress=progress)
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped. The texts so far are in {out}: run the same command again to resume."

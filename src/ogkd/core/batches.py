@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.optimisers import TrainConfig
+from ogkd.features.views import Cut, FixedViews, OnlineViews
 
 _ORDER = 0  # the first stream of an epoch's randomness (training.py has the others)
 _THREADS = min(8, os.cpu_count() or 1)
@@ -31,41 +32,11 @@ Rows = list[NDArray[np.int64]]
 """The images of one step of each run, by number."""
 
 
-class Views(Protocol):
-    """The support images as training sees them: cached crops, or a new one each time.
-
-    Views that have an attribute `still` which is True look the same each time.
-    """
-
-    def __len__(self) -> int: ...
-
-    def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
-        """Return the features of one view of each image."""
-        ...
-
-
-@runtime_checkable
-class EncodingViews(Protocol):
-    """Views that encode what they show: cut ahead of need, those of several runs in one pass."""
-
-    def draw(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[Hashable]:
-        """Draw a new crop of each image; equal ones are the same part of the same image."""
-        ...
-
-    def cut(self, drawn: Any) -> NDArray[np.uint8]:
-        """Return the pixels of a crop that any run's views have drawn; called in threads."""
-        ...
-
-    def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
-        """Return the features of crops of any run's images."""
-        ...
-
-
 @dataclass(frozen=True)
 class Run:
     """One training run: its images, its labels [N] and the seed of all its randomness."""
 
-    views: Views
+    views: FixedViews | OnlineViews
     labels: Tensor
     seed: int
 
@@ -124,7 +95,7 @@ def batches_from(
     if whole and all(getattr(run.views, "still", False) for run in runs):
         rows, rngs = next(steps)
         yield from itertools.repeat(_stack(runs, rows, _look(runs, rows, rngs), device))
-    elif isinstance(runs[0].views, EncodingViews):
+    elif isinstance(runs[0].views, OnlineViews):
         for rows, seen in _cut_ahead(runs, steps):
             yield _stack(runs, rows, seen, device)
     else:
@@ -178,10 +149,10 @@ def _cut_ahead(
 
 
 def _encode(
-    views: EncodingViews,
+    views: OnlineViews,
     rows: Rows,
-    drawn: list[list[Hashable]],
-    cuts: dict[Hashable, Future[NDArray[np.uint8]]],
+    drawn: list[list[Cut]],
+    cuts: dict[Cut, Future[NDArray[np.uint8]]],
 ) -> tuple[Rows, list[ImageFeatures]]:
     """One pass over the different crops of a step; each run gets its own in its own order."""
     features = views.encode([crop.result() for crop in cuts.values()])

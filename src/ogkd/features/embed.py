@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import save
 
 from ogkd.backbones.base import Backbone
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.features.encode import EncodedBatch, SafetensorsStream
 from ogkd.features.unreadable import (
     BadFile,
@@ -23,8 +22,6 @@ from ogkd.features.unreadable import (
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef
 from ogkd.progress import progress_bar
-
-_MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 
 
 def embed_images(
@@ -43,11 +40,6 @@ def embed_images(
     files: list[str] = []
     rows, bad = [], list[BadFile]()
     room = len(json.dumps(_metadata(backbone, files=[image.as_posix() for image in images])))
-    if room > _MOST_HEADER:
-        raise ConfigError(
-            f"The names of {len(images)} files do not fit into one output. Embed them in parts."
-        )
-    began = time.perf_counter()
     with (
         write_atomically(out, suffixes=(".safetensors",)) as aside,
         SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
@@ -65,7 +57,6 @@ def embed_images(
                 if batch.features.patches is not None:
                     stream.append(batch.features.patches)
             bar.advance(len(batch.readable) + len(batch.bad))
-            bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise DataError(f"No file could be read:\n{list_reasons(bad)}")
         stream.finish({"globals": torch.cat(rows)}, _metadata(backbone, files=files))

@@ -18,7 +18,6 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
-from ogkd.core.batches import Views
 from ogkd.errors import ConfigError
 from ogkd.features.store import text_features
 from ogkd.features.views import FixedViews, OnlineViews
@@ -41,7 +40,7 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant
 class Support:
     """The labelled images to learn from, as features."""
 
-    views: Views
+    views: FixedViews | OnlineViews
     labels: Tensor  # [N]
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
@@ -50,7 +49,6 @@ class Support:
 
     def subset(self, images: Tensor) -> Support:
         """Some of the images, by their numbers."""
-        assert isinstance(self.views, FixedViews | OnlineViews)
         case = None if self.case is None else self.case[images]
         views = self.views.some(images)
         return replace(self, views=views, labels=self.labels[images], case=case)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
 import tomllib
@@ -63,26 +62,21 @@ def register(method: MethodT) -> MethodT:
     if not (isinstance(method, type) and issubclass(method, Method)):
         raise ConfigError(f"{method!r} is not a subclass of ogkd.methods.Method.")
     where = _address(method)
-    if missing := [name for name in ("name", "summary") if not getattr(method, name, "")]:
-        raise ConfigError(f"The method {where} has no {' and no '.join(missing)}. Set it as text.")
+    undefined = {name for name in ("name", "summary") if not getattr(method, name, "")}
+    undefined |= method.__abstractmethods__
+    if undefined:
+        raise ConfigError(f"{where} has no {', '.join(sorted(undefined))}.")
     if re.fullmatch(r"[a-z0-9][a-z0-9+._-]*", method.name) is None:
         raise ConfigError(
-            f"The method {where} is named '{method.name}'. A name has lower-case letters, digits "
-            "and any of + . _ - in it."
+            f"{where} is named '{method.name}': a name has lower-case letters, digits and + . _ -."
         )
-    if inspect.isabstract(method):
-        undefined = ", ".join(sorted(method.__abstractmethods__))
-        raise ConfigError(f"The method {where} does not define: {undefined}.")
     settings = method.Config.model_fields.items()
     if required := [name for name, field in settings if field.is_required()]:
         raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
     known = METHODS.known.get(method.name)
     # A notebook cell that is run again defines the same class again.
     if known is not None and _address(known) != where:
-        raise ConfigError(
-            f"Two methods are named '{method.name}': {_address(known)} and {where}. Give one of "
-            "them another name."
-        )
+        raise ConfigError(f"Two methods are named '{method.name}': {_address(known)} and {where}.")
     METHODS.known[method.name] = method
     return method
 

@@ -5,46 +5,22 @@ A bank is a JSON object of class name -> list of texts; a class without texts ge
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ogkd.errors import ConfigError, did_you_mean
-from ogkd.files import read_json
+from ogkd.errors import ConfigError, DataError, did_you_mean
+from ogkd.files import read_json, read_text, read_toml
 from ogkd.prompts.released import RELEASED, require_released
 
 OURS = "ours"  # the shipped bank of a dataset
 SINGLE = "a photo of a {}."
 
-# The wording varies so that their mean represents the class and not one phrase.
-TEMPLATES = (
-    "a photo of a {}.",
-    "a medical image showing {}.",
-    "an image of {}.",
-    "a scan with findings of {}.",
-    "this picture shows {}.",
-    "a clinical example of {}.",
-    "the appearance is consistent with {}.",
-    "a typical case of {}.",
-    "features of {} are seen here.",
-    "an imaging study demonstrating {}.",
-    "a close view of {}.",
-    "a patient with {}.",
-)
-
-# That a finding is absent: by its name, and, as text towers hardly read "no", by what is normal.
-_ABSENT = (
-    "no {}.",
-    "an image without {}.",
-    "there is no sign of {} here.",
-    "a medical image in which {} is absent.",
-    "a normal image.",
-    "a healthy patient.",
-    "a scan without abnormal findings.",
-    "normal appearance, nothing is found.",
-)
+_PLAIN = read_toml(Path(__file__).with_name("plain.toml"))
+TEMPLATES: tuple[str, ...] = tuple(_PLAIN["present"])
 
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
@@ -140,7 +116,7 @@ def absent_bank(
     folded = {fold(name): texts for name, texts in (bank or {}).items()}
     return [
         [text for text in folded.get(fold(f"no {name}"), ()) if text.strip()]
-        or [template.format(name) for template in _ABSENT]
+        or [template.format(name) for template in _PLAIN["absent"]]
         for name in findings
     ]
 
@@ -153,14 +129,48 @@ def fallback_note(
     if not missing:
         return None
     if bank is not None:
-        used = {fold(name) for name in class_names}
-        near = did_you_mean(missing[0], [name for name in bank if fold(name) not in used])
+        near = did_you_mean(missing[0], list(bank))
         return f"The prompt bank has no prompts for {', '.join(missing)}: they use templates.{near}"
     note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
     for name, path in shipped_banks().items():
         if not _missing(class_names, read_json(path)):
             return f"{note} The shipped bank '{name}' has prompts for these classes."
     return f"{note} Texts that describe what is seen may work better (`ogkd prompts new`)."
+
+
+def import_bank(path: Path) -> dict[str, list[str]]:
+    """Read texts by class from CSV or TSV with the columns class and text; one text per row.
+
+    White space is normalised. Texts keep their order and their repetitions: a text that is there
+    twice counts twice in a prototype.
+    """
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    bank: dict[str, list[str]] = {}
+    spelling: dict[str, str] = {}
+    try:
+        lines = read_text(path, encoding="utf-8-sig").splitlines(keepends=True)
+        for row in csv.DictReader(lines, delimiter=delimiter, strict=True):
+            name, text = (" ".join(row[key].split()) for key in ("class", "text"))
+            if name and text:
+                bank.setdefault(spelling.setdefault(fold(name), name), []).append(text)
+    except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
+        raise DataError(
+            f"{path} is not a table with the columns class and text ({error}).", argument="source"
+        ) from error
+    if not bank:
+        raise DataError(f"{path} has no texts by class.", argument="source")
+    return bank
+
+
+def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """The texts of these classes, in their order and spelling."""
+    folded = {fold(name): texts for name, texts in bank.items()}
+    if missing := [name for name in names if fold(name) not in folded]:
+        raise ConfigError(
+            f"There are no texts for {', '.join(missing)}, only for {', '.join(bank)}.",
+            argument="classes",
+        )
+    return {name: folded[fold(name)] for name in names}
 
 
 def fold(name: str) -> str:

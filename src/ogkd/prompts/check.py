@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,17 +39,6 @@ class Finding:
     texts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class ClassSummary:
-    """How many texts a class has, and of how many words."""
-
-    class_name: str
-    prompts: int
-    shortest: int
-    mean: float
-    longest: int
-
-
 def text_faults(text: str) -> list[tuple[str, str]]:
     """Rule and message of each fault of a single text."""
     if not text.strip():
@@ -67,12 +56,9 @@ def text_faults(text: str) -> list[tuple[str, str]]:
     return [(rule, message) for rule, broken, message in rules if broken]
 
 
-def check_bank(
-    bank: Mapping[str, Sequence[str]], *, count: int | None = None
-) -> tuple[list[ClassSummary], list[Finding]]:
-    """Statistics of each class and all findings; `count` requires that many prompts per class."""
-    findings: list[Finding] = []
-    rows: list[ClassSummary] = []
+def check_bank(bank: Mapping[str, Sequence[str]], *, count: int | None = None) -> list[Finding]:
+    """All findings; `count` requires that many prompts per class."""
+    findings = list(_duplicates(bank))
     for name, texts in bank.items():
         if count is not None and len(texts) != count:
             message = f"{len(texts)} prompts instead of {count}."
@@ -84,11 +70,8 @@ def check_bank(
             for text in texts
             for rule, message in text_faults(text)
         ]
-        findings += [*_repeats(name, texts), *_mentions(name, texts, bank)]
-        lengths = [len(text.split()) for text in texts] or [0]
-        sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
-        rows.append(ClassSummary(name, len(texts), *sizes))
-    return rows, [*findings, *_across(bank)]
+        findings += [*_near_duplicates(name, texts), *_mentions(name, texts, bank)]
+    return findings
 
 
 def _odd_characters(text: str) -> bool:
@@ -98,17 +81,25 @@ def _odd_characters(text: str) -> bool:
     return any(unicodedata.category(sign)[0] in "CZ" for sign in text if sign != " ")
 
 
-def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
-    sequences = [tuple(words_of(text)) for text in texts]
-    for words, times in Counter(sequences).items():
-        if times > 1 and words:
-            text = texts[sequences.index(words)]
-            yield Finding("error", "duplicate", name, f"A text appears {times} times.", (text,))
-    sets = [frozenset(words) for words in sequences]
-    for i, j in itertools.combinations(range(len(texts)), 2):
-        if sequences[i] != sequences[j] and similar(sets[i], sets[j]):
+def _duplicates(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Find texts of the same words, in one class or in several."""
+    owners: defaultdict[tuple[str, ...], list[tuple[str, str]]] = defaultdict(list)
+    for name, texts in bank.items():
+        for text in texts:
+            owners[tuple(words_of(text))].append((name, text))
+    for words, rows in owners.items():
+        if words and len(rows) > 1:
+            classes = ", ".join(dict.fromkeys(name for name, _ in rows))
+            message = f"A text appears {len(rows)} times (in {classes})."
+            yield Finding("error", "duplicate", rows[0][0], message, (rows[0][1],))
+
+
+def _near_duplicates(name: str, texts: Sequence[str]) -> Iterator[Finding]:
+    rows = [(words_of(text), text) for text in texts]
+    for (words, text), (others, other) in itertools.combinations(rows, 2):
+        if words != others and similar(frozenset(words), frozenset(others)):
             message = "Two texts are nearly the same."
-            yield Finding("error", "near-duplicate", name, message, (texts[i], texts[j]))
+            yield Finding("error", "near-duplicate", name, message, (text, other))
 
 
 def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator[Finding]:
@@ -131,19 +122,6 @@ def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator
     if len(ambiguous) > 0.3 * len(texts):
         message = f"{len(ambiguous)} texts also name another class, which moves them towards it."
         yield Finding("warning", "other class", name, message, tuple(ambiguous[:3]))
-
-
-def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
-    """Find texts that classes share."""
-    owners: defaultdict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for name, texts in bank.items():
-        for text in texts:
-            owners[tuple(words_of(text))][name] = text
-    for rows in owners.values():
-        (name, text), *others = rows.items()
-        if others:
-            message = f"A text also appears under {', '.join(other for other, _ in others)}."
-            yield Finding("error", "duplicate", name, message, (text,))
 
 
 def words_of(text: str) -> list[str]:

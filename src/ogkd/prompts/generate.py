@@ -5,15 +5,16 @@ Only `chat` uses the network: any endpoint with OpenAI's API, local or hosted, b
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ogkd.download import parse_url
 from ogkd.errors import ConfigError
+from ogkd.files import read_toml
 from ogkd.prompts.bank import fold
 from ogkd.prompts.check import LONGEST, SHORTEST, similar, text_faults, words_of
 
@@ -24,23 +25,6 @@ _TIMEOUT = 120.0  # seconds for an answer
 _RETRIES = 4  # of a request, by the client
 _AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
 _SHOWN = 15  # existing texts that the model is asked not to repeat
-_ROLE = (
-    "You are an experienced medical imaging specialist who writes short, exact descriptions of "
-    "images."
-)
-_QUESTION = """\
-Write {wanted} descriptions of what is seen on {modality} images{organ} that belong to the class \
-"{name}".
-Each describes visible things: appearance, shape, margin, density or echo or signal or colour, \
-texture, site, distribution, severity, typical context and artefacts.
-Each is one sentence or caption of {shortest} to {longest} words, medically correct, different in \
-content from all others, and names the class or its usual clinical synonym.
-Say what is present rather than what is absent. No numbering, no introduction, no repeated \
-sentence pattern.
-The other classes are {others}: make clear what sets this one apart, but seldom name them.
-These are there already; write others: {have}
-Answer with a JSON list of strings and nothing else."""
-
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
 _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
@@ -58,15 +42,12 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         raise ConfigError(
             'Asking a language model needs the package openai: pip install "ogkd[prompts]".'
         ) from error
-    near = _is_near(parse_url(url).host)
-    if key and url.startswith("http:") and not near:
-        raise ConfigError("A key is only sent by https.", argument="url")
+    parse_url(url)
     client = openai.OpenAI(
         base_url=url,
         api_key=key or "none",  # the client insists on one
         timeout=_TIMEOUT,
         max_retries=_RETRIES,
-        http_client=openai.DefaultHttpxClient(trust_env=not near),  # proxies
     )
 
     def ask(messages: Messages) -> str:
@@ -85,14 +66,6 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
     return ask
 
 
-def _is_near(host: str) -> bool:
-    """Whether a host is in this network."""
-    try:
-        return ipaddress.ip_address(host).is_private
-    except ValueError:
-        return "." not in host or host.endswith((".local", ".internal"))
-
-
 @dataclass(frozen=True)
 class Order:
     """A bank that is asked for."""
@@ -106,7 +79,8 @@ class Order:
 
 def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
     """The question for the texts that a class still lacks."""
-    question = _QUESTION.format(
+    wording = read_toml(Path(__file__).with_name("question.toml"))
+    question = wording["question"].format(
         wanted=min(order.count - len(have), _AT_ONCE),
         modality=order.modality,
         organ=f" of the {order.organ}" if order.organ else "",
@@ -116,7 +90,7 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
         others=", ".join(f'"{other}"' for other in order.class_names if other != name) or "none",
         have=json.dumps(list(have[-_SHOWN:]), ensure_ascii=False) if have else "none",
     )
-    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": question}]
+    return [{"role": "system", "content": wording["role"]}, {"role": "user", "content": question}]
 
 
 def read_answer(answer: str) -> list[str]:
@@ -144,9 +118,9 @@ def _clean(text: str) -> str:
     return text[1:-1].strip() if text[:1] == text[-1:] == '"' else text
 
 
-def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Keep the texts without faults that differ from those in `have` and `others`."""
-    known = [frozenset(words_of(text)) for text in (*have, *others)]
+def sift(texts: Sequence[str], have: Sequence[str]) -> list[str]:
+    """Keep the texts without faults that differ from each other and from those in `have`."""
+    known = [frozenset(words_of(text)) for text in have]
     kept = []
     for text in texts:
         words = frozenset(words_of(text))
@@ -157,32 +131,23 @@ def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) 
 
 
 def generate(
-    order: Order,
-    ask: Ask,
-    *,
-    bank: Mapping[str, Sequence[str]] | None = None,
-    save: Callable[[dict[str, list[str]]], None] = lambda bank: None,
-    progress: Callable[[str, int], None] = lambda name, added: None,
-) -> dict[str, list[str]]:
-    """Write a bank with up to `count` texts for each class, starting from those in `bank`.
+    order: Order, ask: Ask, *, bank: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[tuple[str, int, dict[str, list[str]]]]:
+    """Write up to `count` texts for each class, starting from those in `bank`.
 
-    `save` is called after every useful answer, so an interruption loses at most one answer. A
-    class may get fewer texts than `order.count` if the model does not provide enough.
+    Yields after each answer: the class that was asked for, how many of its texts are new, and all
+    texts so far. A class may get fewer if the model does not provide enough.
     """
     texts = {name: list(rows) for name, rows in (bank or {}).items()}
     keys = {fold(name): name for name in texts}
     for name in order.class_names:
         key = keys.get(fold(name), name)
-        have = texts.pop(key, [])
         for _ in range(order.rounds):
+            have = texts.get(key, [])
             if (missing := order.count - len(have)) <= 0:
                 break
             answer = read_answer(ask(messages_for(order, name, have)))
-            others = [text for rows in texts.values() for text in rows]
-            if new := sift(answer, have, others)[:missing]:
-                have += new
-                save({**texts, key: have})
-            progress(name, len(new))
-        if have:
-            texts[key] = have
-    return texts
+            everything = [text for rows in texts.values() for text in rows]
+            if new := sift(answer, everything)[:missing]:
+                texts[key] = have + new
+            yield name, len(new), texts

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import hashlib
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ class Pin:
     licence: str
     classes: int
     texts: int
-    different: dict[str, int] = field(default_factory=dict)
-    sha256: str | None = None
 
     @property
     def url(self) -> str:
@@ -73,7 +71,7 @@ def fetch_released() -> dict[str, list[str]]:
             "and run `ogkd prompts fetch FILE`."
         )
     target = released_path().with_name(Path(pin().path).name)
-    path = download(mirrored(pin().url), target, sha256=pin().sha256).path
+    path = download(mirrored(pin().url), target).path
     try:
         return import_released(path)
     finally:
@@ -87,14 +85,14 @@ def import_released(path: Path) -> dict[str, list[str]]:
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", argument="source") from error
     bank = _literal(content, pin().variable)
-    digest = hashlib.sha256(content).hexdigest()
-    if problem := _problem(bank, digest):
+    if problem := _problem(bank):
         raise DataError(
             f"{path} is not the released prompt bank: {problem}. It is {pin().path} of "
             f"{pin().repository} at {pin().commit}.",
             argument="source",
         )
     write_json(released_path(), bank, ours=True)
+    digest = hashlib.sha256(content).hexdigest()
     source = {"url": pin().url, "licence": pin().licence, "file_sha256": digest}
     write_json(released_path().with_name(f"{RELEASED}.source.json"), source, ours=True)
     return dict(bank)
@@ -109,13 +107,11 @@ def _literal(content: bytes, variable: str) -> Any:
     return None
 
 
-def _problem(bank: Any, digest: str) -> str:
+def _problem(bank: Any) -> str:
     """How a bank differs from what is known of the pinned one; "" if it does not."""
     from ogkd.prompts.bank import read_bank, shipped_banks
 
     known = pin()
-    if known.sha256 not in (None, digest):
-        return f"its sha256 is {digest}, not {known.sha256}"
     if not isinstance(bank, dict) or not all(isinstance(texts, list) for texts in bank.values()):
         return f"it has no dictionary {known.variable} of class name -> texts"
     if len(bank) != known.classes:
@@ -123,7 +119,4 @@ def _problem(bank: Any, digest: str) -> str:
     for name in (name for path in shipped_banks().values() for name in read_bank(path)):
         if (count := len(bank.get(name, ()))) != known.texts:  # a class of the benchmarks
             return f"'{name}' has {count} texts, not {known.texts}"
-    for name, count in known.different.items():
-        if (different := len(set(bank[name]))) != count:
-            return f"'{name}' has {different} different texts, not {count}"
     return ""
