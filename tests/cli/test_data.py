@@ -96,13 +96,6 @@ def test_what_cannot_be_done_is_refused(refused, place):
     assert "Missing argument" in refused("data", "download")
 
 
-def test_a_machine_without_network_is_told_what_to_do(ogkd, place):
-    outcome = ogkd("data", "download", "btmri")  # HF_HUB_OFFLINE is set in all tests
-    assert outcome.code == 2
-    assert "HF_HUB_OFFLINE is set" in outcome.err
-    assert "Traceback" not in outcome.err
-
-
 def test_check_is_one_of_the_commands(ogkd, refused, place, tmp_path):
     assert "check" in ogkd("data", "--help").out
     assert "no folder or table" in refused("data", "check", tmp_path / "gone")

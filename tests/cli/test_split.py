@@ -54,18 +54,6 @@ def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):
     assert labels[0] == labels[1]
 
 
-def test_a_table_of_patients_keeps_them(ogkd, images, tmp_path):
-    files = sorted(images.rglob("*.png"))
-    lines = [f"{file},{file.parent.name},p{n // 2}" for n, file in enumerate(files)]
-    (tmp_path / "table.csv").write_text("path,label,patient\n" + "\n".join(lines))
-    assert ogkd("data", "split", tmp_path / "table.csv", "--out", tmp_path / "s.csv").code == 0
-    parts = {}
-    for row in rows_of(tmp_path / "s.csv"):
-        parts.setdefault(row["patient"], set()).add(row["split"])
-    assert len(parts) == 15
-    assert all(len(part) == 1 for part in parts.values())
-
-
 def test_the_same_split_may_be_written_again_but_no_other(ogkd, images, tmp_path):
     words = ("data", "split", images, "--out", tmp_path / "s.csv")
     assert ogkd(*words).code == 0

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ogkd.data.case import Case, Dataset
-from ogkd.data.divide import complete_splits, components, split_dataset
+from ogkd.data.divide import complete_splits, split_dataset
 from ogkd.data.splits import separate_groups
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
@@ -155,6 +155,9 @@ def test_existing_splits_stay_and_a_missing_one_is_taken_from_train():
     assert [case for case in after.cases if case.split == "test"] == list(
         dataset_of(rows).cases[60:]
     )
+    undivided = dataset_of([(n % 3, "", None) for n in range(30)])
+    divided = split_dataset(undivided, FRACTIONS, 4)
+    assert complete_splits(undivided, FRACTIONS, 4) == (divided, ())
     whole = [(n % 3, ("train", "val", "test")[n % 7 % 3], None) for n in range(30)]
     assert complete_splits(dataset_of(whole), FRACTIONS, 1) == (dataset_of(whole), ())
 
@@ -168,11 +171,6 @@ def test_copies_and_patients_across_existing_splits_leave_the_training_part():
     assert not separate_groups(after)[1]
 
 
-def test_without_splits_it_divides_as_split_dataset_does():
-    dataset = dataset_of([(n % 3, "", None) for n in range(30)])
-    assert complete_splits(dataset, FRACTIONS, 4) == (split_dataset(dataset, FRACTIONS, 4), ())
-
-
 def test_cases_of_several_images_are_never_cut() -> None:
     cases = [
         Case(f"exam {n}", tuple(ImageRef(Path(f"{n}-{k}.png")) for k in range(5)), n % 2)
@@ -183,16 +181,3 @@ def test_cases_of_several_images_are_never_cut() -> None:
         ("a", 5): 15,
         ("b", 5): 15,
     }
-
-
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([], [0, 1, 2, 3]),
-        ([(0, 1), (1, 3)], [0, 0, 2, 0]),
-        ([(2, 3), (0, 1), (3, 1)], [0, 0, 0, 0]),
-    ],
-)
-def test_components_join_what_a_chain_of_links_joins(links, expected):
-    numbers = components(4, links)
-    assert [numbers.index(number) for number in numbers] == expected

@@ -62,16 +62,10 @@ samplings = st.sampled_from(["released", "nested"])
 
 
 @settings(deadline=None)
-@given(labels, shots, seeds)
-def test_the_draw_is_the_released_one(labels, shots, seed):
-    cases = cases_of(labels)
-    assert few_shot(cases, shots, seed) == released(cases, shots, seed)[0]
-
-
-@settings(deadline=None)
 @given(labels, labels, shots, seeds)
-def test_the_validation_images_are_the_released_ones(train, val, shots, seed):
+def test_the_draw_is_the_released_one(train, val, shots, seed):
     ours = support_and_val(TASK, cases_of(train), cases_of(val), shots, seed)
+    assert few_shot(cases_of(train), None, seed) == cases_of(train)
     assert list(ours) == released(cases_of(train), shots, seed, cases_of(val))
 
 
@@ -136,14 +130,6 @@ def test_nested_classes_draw_independently_of_each_other():
     assert alone == drawn[8:]
 
 
-def test_every_image_has_the_same_chance():
-    cases = cases_of([0] * 10)
-    for sampling in ("released", "nested"):
-        draws = (few_shot(cases, 3, seed, sampling=sampling) for seed in range(1000))
-        counts = Counter(case for drawn in draws for case in drawn)
-        assert all(240 < counts[case] < 360 for case in cases)  # 300 expected, 4 sigma
-
-
 @pytest.mark.parametrize(
     ("shots", "sampling", "argument"),
     [(0, "released", "shots"), (-3, "nested", "shots"), (None, "nest", "sampling")],
@@ -152,11 +138,6 @@ def test_invalid_draws_are_refused(shots, sampling, argument):
     with pytest.raises(ConfigError) as error:
         few_shot(cases_of([0, 1]), shots, 1, sampling=sampling)
     assert error.value.argument == argument
-
-
-def test_without_a_number_of_shots_all_images_are_drawn_in_order():
-    cases = cases_of([1, 0, 1])
-    assert few_shot(cases, None, 1) == cases
 
 
 def test_classes_with_fewer_images_than_shots_are_listed():
@@ -234,14 +215,6 @@ def test_flips_in_base_to_novel_stay_among_the_base_classes():
     assert not any(old.target == new.target for old, new in zip(cases, after, strict=True))
 
 
-def test_new_labels_are_spread_evenly_over_the_other_classes():
-    cases = cases_of([1] * 2000 + [0] * 1)
-    after = flip_labels(cases, 2000, 5, allowed=range(5))
-    counts = Counter(case.target for case in after[:2000])
-    assert set(counts) == {0, 2, 3, 4}
-    assert all(420 < count < 580 for count in counts.values())  # 500 expected, 4 sigma
-
-
 @pytest.mark.parametrize(("flips", "allowed"), [(-1, (0, 1)), (4, (0, 1)), (1, (0,)), (1, (0, 2))])
 def test_impossible_flips_are_refused(flips, allowed):
     with pytest.raises(ConfigError):
@@ -265,21 +238,14 @@ def dataset_of(rows: list[tuple[int, str, str | None]]) -> Dataset:
     )
 )
 def test_separated_splits_never_share_a_patient_and_test_is_whole(rows):
-    dataset = dataset_of([row for row in rows if row[1] != "external" or row[2] is None])
+    dataset = dataset_of(rows)
     after, dropped = separate_groups(dataset)
     assert separate_groups(after) == (after, ())
     assert sorted([*after.cases, *dropped], key=lambda case: case.name) == list(dataset.cases)
     kept = set(after.cases)
-    test_groups = {case.group for case in dataset.cases if case.split == "test"}
+    test_groups = {case.group for case in dataset.cases if case.split in ("test", "external")}
     judged_groups = {case.group for case in dataset.cases if case.split != "train"}
     for case in dataset.cases:
         strict = test_groups if case.split == "val" else judged_groups
         leaks = case.split in ("train", "val") and case.group is not None and case.group in strict
         assert (case in kept) == (not leaks)
-
-
-def test_a_split_of_another_name_is_judged_on_too():
-    dataset = dataset_of([(0, "train", "p"), (1, "external", "p"), (1, "train", "q")])
-    after, dropped = separate_groups(dataset)
-    assert [case.split for case in dropped] == ["train"]
-    assert len(after.cases) == 2
