@@ -15,8 +15,7 @@ from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, registry
-from ogkd.model.card import ModelCard
-from ogkd.model.classifier import method_of
+from ogkd.model.card import ModelCard, method_of
 
 METHOD = """
 import torch
@@ -39,7 +38,7 @@ def _clean(monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
     monkeypatch.delenv(plugins.VARIABLE)
     monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
-    caches = (catalog._plugged, registry._load_plugins)
+    caches = (catalog.known_benchmarks, registry._load_plugins)
     for cache in caches:
         cache.cache_clear()
     before = set(sys.modules)

@@ -11,7 +11,7 @@ from ogkd.data.case import Case, Dataset
 from ogkd.data.divide import split_dataset
 from ogkd.data.phantoms import FINDINGS, write_films
 from ogkd.data.read import read_dataset
-from ogkd.data.splits import few_shot
+from ogkd.data.splits import support_and_val
 from ogkd.data.tables import table_text
 from ogkd.data.tasks import Findings, OneOf, require_classes
 from ogkd.errors import DataError
@@ -134,8 +134,8 @@ def test_a_division_gives_every_part_its_share_of_each_answer():
 
 def test_shots_are_images_with_and_without_each_finding_and_nested():
     dataset = rare()
-    few = few_shot(dataset, dataset.cases, 4, seed=3)
-    more = few_shot(dataset, dataset.cases[::-1], 8, seed=3)
+    few = support_and_val(dataset.task, dataset.cases, (), 4, 3)[0]
+    more = support_and_val(dataset.task, dataset.cases[::-1], (), 8, 3)[0]
     assert set(few) <= set(more)
     counts = strata(dataset, few)
     assert all(counts[stratum] >= 4 for stratum in range(6))

@@ -14,7 +14,7 @@ from ogkd.data.case import Case, Dataset, unlabelled_cases
 from ogkd.data.grouping import Grouping
 from ogkd.data.names import normal_labels
 from ogkd.data.read import read_dataset
-from ogkd.data.splits import few_shot, shortfalls
+from ogkd.data.splits import shortfalls, support_and_val
 from ogkd.data.tables import table_text
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError, OgkdWarning
@@ -117,7 +117,7 @@ def test_an_image_may_be_in_two_cases() -> None:
     assert [(c.images, c.target) for c in dataset.cases] == [((scout,), 0), ((scout, other), 1)]
     both = [Case(f"exam {n}", (scout, ImageRef(Path(f"{n}.png"))), (n % 2,)) for n in range(4)]
     task = Findings(("mass",))
-    assert len(few_shot(Dataset(tuple(both), task), both, 2, 1)) == 4
+    assert len(support_and_val(task, both, (), 2, 1)[0]) == 4
 
 
 def test_each_folder_of_a_class_can_be_a_case(tmp_path) -> None:
@@ -146,10 +146,11 @@ def test_shots_count_cases_and_give_all_their_images() -> None:
         for n in range(20)
     )
     dataset = Dataset(cases, OneOf(("a", "b")))
-    drawn = few_shot(dataset, cases, 3, 1)
+    drawn = support_and_val(dataset.task, cases, (), 3, 1)[0]
     assert Counter(case.target for case in drawn) == {0: 3, 1: 3}
     assert all(len(case.images) == 3 for case in drawn)
-    assert shortfalls(dataset.task, few_shot(dataset, cases[:8], 6, 1), 6) == {"a": 4, "b": 4}
+    few = support_and_val(dataset.task, cases[:8], (), 6, 1)[0]
+    assert shortfalls(dataset.task, few, 6) == {"a": 4, "b": 4}
 
 
 def series(folder: Path, numbers: list[int], *, uid: str = "1.2.3", **elements: Any) -> None:

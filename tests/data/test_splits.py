@@ -16,7 +16,6 @@ from ogkd.data.splits import (
     shortfalls,
     support_and_val,
 )
-from ogkd.data.splits import few_shot as few_shot_of
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from tiny_data import case_of
@@ -29,7 +28,7 @@ def cases_of(labels: list[int]) -> list[Case]:
 
 
 def few_shot(cases: list[Case], shots: int | None, seed: int, **options: str) -> list[Case]:
-    return few_shot_of(Dataset(tuple(cases), TASK), cases, shots, seed, **options)  # type: ignore[arg-type]
+    return support_and_val(TASK, cases, (), shots, seed, **options)[0]  # type: ignore[arg-type]
 
 
 def released(
@@ -65,7 +64,7 @@ samplings = st.sampled_from(["released", "nested"])
 @given(labels, labels, shots, seeds)
 def test_the_draw_is_the_released_one(train, val, shots, seed):
     ours = support_and_val(TASK, cases_of(train), cases_of(val), shots, seed)
-    assert few_shot(cases_of(train), None, seed) == cases_of(train)
+    assert support_and_val(TASK, cases_of(train), (), None, seed) == (cases_of(train), [])
     assert list(ours) == released(cases_of(train), shots, seed, cases_of(val))
 
 
@@ -150,8 +149,6 @@ def test_classes_with_fewer_images_than_shots_are_listed():
 def test_base_is_the_first_half_rounded_up_and_novel_the_rest(count):
     base, novel = base_and_novel([f"c{number}" for number in range(count)])
     assert base + novel == tuple(range(count))
-    with pytest.raises(ConfigError):
-        base_and_novel(["cyst"])
     assert len(base) - len(novel) in (0, 1)
 
 
@@ -213,12 +210,6 @@ def test_flips_in_base_to_novel_stay_among_the_base_classes():
     after = flip_labels(cases, 16, 1, allowed=(0, 1, 2))
     assert {case.target for case in after} == {0, 1, 2}
     assert not any(old.target == new.target for old, new in zip(cases, after, strict=True))
-
-
-@pytest.mark.parametrize(("flips", "allowed"), [(-1, (0, 1)), (4, (0, 1)), (1, (0,)), (1, (0, 2))])
-def test_impossible_flips_are_refused(flips, allowed):
-    with pytest.raises(ConfigError):
-        flip_labels(cases_of([0, 0, 0, 1]), flips, 1, allowed=allowed)
 
 
 def dataset_of(rows: list[tuple[int, str, str | None]]) -> Dataset:

@@ -183,13 +183,10 @@ def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
     shares = {split_name(name): share for name, share in fractions.items()}
     right = len(shares) >= 2 and len(shares) == len(fractions) and "" not in shares
     # Written so that a NaN fails.
-    if not right or not all(share > 0 for share in shares.values()):
+    if not (right and min(shares.values()) > 0 and abs(sum(shares.values()) - 1) < 1e-6):
         raise ConfigError(
-            f"Fractions must give two or more splits a share above 0, but got {fractions}."
-        )
-    if not abs(sum(shares.values()) - 1) < 1e-6:
-        raise ConfigError(
-            f"Fractions must add up to 1, but {fractions} add up to {sum(shares.values()):g}."
+            "Fractions must give two or more splits a share above 0 and add up to 1, but are "
+            f"{dict(fractions)}."
         )
     return shares
 
