@@ -14,7 +14,6 @@ import pytest
 
 import ogkd as library
 from ogkd.data.phantoms import write_volumes
-from ogkd.data.read import read_dataset
 from tiny_data import write_exams, write_image
 from tiny_images import dicom, volume
 
@@ -169,6 +168,25 @@ def test_a_calibrated_model_is_evaluated_with_rows_and_a_report(ogkd, world, tmp
     assert str(world.table.parent) not in page.read_text(encoding="utf-8")
 
 
+def test_a_table_is_checked_divided_whole_and_started_with(ogkd, world, clip, tmp_path):
+    plain = world.table.with_name("plain.csv")
+    lines = [line.rsplit(",", 1) for line in world.table.read_text().splitlines()]
+    plain.write_text("\n".join(line for line, _ in lines), encoding="utf-8")
+    checked = ogkd("data", "check", plain, *world.options)
+    assert "spot" in checked.out
+    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv", *world.options)
+    assert divided.code == 0, divided.err
+    parts = {}
+    for row in rows((tmp_path / "split.csv").read_text(encoding="utf-8")):
+        parts.setdefault(row.get("case", row["path"]), set()).add(row["split"])
+    assert len(parts) == 72
+    assert {part for (part,) in parts.values()} == {"train", "val", "test"}
+    words = ("start", plain, "--yes", "--backbone", clip, "--out", tmp_path / "out")
+    started = ogkd(*words, *world.options)
+    assert started.code == 0, started.err
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
 # Findings
 
 
@@ -185,21 +203,6 @@ def test_findings_are_named_where_a_table_also_has_classes(ogkd, refused, films,
     )
     assert named.code == 0, named.err
     assert json.loads(named.out)["per_finding"] == json.loads(expected.out)["per_finding"]
-
-
-def test_a_table_of_findings_is_checked_divided_and_started_with(ogkd, films, clip, tmp_path):
-    plain = films.table.with_name("plain.csv")
-    lines = [line.split(",") for line in films.table.read_text(encoding="utf-8").splitlines()]
-    plain.write_text("\n".join(",".join(line[:3]) for line in lines), encoding="utf-8")
-    assert "streak" in ogkd("data", "check", plain).out
-    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv")
-    assert divided.code == 0, divided.err
-    dataset = read_dataset(tmp_path / "split.csv")
-    assert dataset.names == FINDINGS
-    assert set(dataset.splits) == {"train", "val", "test"}
-    started = ogkd("start", plain, "--yes", "--backbone", clip, "--out", tmp_path / "out")
-    assert started.code == 0, started.err
-    assert (tmp_path / "out" / "report.html").is_file()
 
 
 def test_a_finding_that_never_varies_is_left_out_with_a_warning(ogkd, films, clip, tmp_path):
@@ -266,19 +269,6 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
     assert len(list(maps.iterdir())) == 4
 
 
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        (("--slices", "some"), "--slices"),
-        (("--cases", "exam"), "--cases"),
-        (("--cases", "series"), "--cases"),
-        (("--slices", "all", "--slice", "axis=2,index=1"), "--slice"),
-    ],
-)
-def test_invalid_groupings_are_refused(refused, volumes, tmp_path, options, argument):
-    assert argument in refused("fit", volumes, "--out", tmp_path / "model", *FIT, *options)
-
-
 @pytest.mark.parametrize("command", ["fit", "check", "split"])
 def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, command):
     data = exams(tmp_path, "d.png,stone,1,A,train")
@@ -290,23 +280,6 @@ def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, comm
     message = refused(*words)
     assert "labels cyst, stone" in message
     assert "--cases" in message
-
-
-def test_exams_are_divided_whole(ogkd, volumes, tmp_path):
-    undivided = volumes / "undivided.csv"
-    lines = [line.split(",") for line in (volumes / "slices.csv").read_text().splitlines()]
-    column = lines[0].index("split")
-    text = "\n".join(",".join(line[:column] + line[column + 1 :]) for line in lines)
-    undivided.write_text(text, encoding="utf-8")
-    out = tmp_path / "split.csv"
-    outcome = ogkd("data", "split", undivided, "--cases", "exam", "--out", out)
-    assert outcome.code == 0, outcome.err
-    parts = {}
-    for row in rows(out.read_text(encoding="utf-8")):
-        parts.setdefault(row["case"], set()).add(row["split"])
-    assert len(parts) == 12
-    assert all(len(part) == 1 for part in parts.values())
-    assert ogkd("fit", out, "--cases", "exam", "--out", tmp_path / "m", *FIT).code == 0
 
 
 def test_unreadable_images_of_exams_are_skipped_on_request(ogkd, fit, tmp_path):

@@ -98,14 +98,12 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     )
 
 
-def test_a_folder_may_be_given_or_set_and_is_not_fetched_again(
+def test_the_folder_of_benchmarks_may_be_set_and_nothing_is_fetched_again(
     server: TinyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny = record(server)
-    assert download_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
-    assert locate_benchmark(tiny) is None
-    assert locate_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
     monkeypatch.setenv("OGKD_DATA", str(tmp_path / "a b"))
+    assert download_benchmark(tiny) == tmp_path / "a b" / "tiny" == locate_benchmark(tiny)
     assert len(read_benchmark(tiny).cases) == 5
     assert download_benchmark(tiny) == tmp_path / "a b" / "tiny"
     assert len(server.asked) == 1

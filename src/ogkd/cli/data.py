@@ -73,10 +73,6 @@ def _in_words(value: Any) -> str:
 @app.command("download")
 def download(
     names: Annotated[list[str], Argument(help="Benchmarks such as btmri, or all.")],
-    folder: Annotated[
-        Path | None,
-        Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
-    ] = None,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
     from ogkd.data.catalog import benchmark, benchmarks
@@ -84,19 +80,18 @@ def download(
 
     known = benchmarks() if names == ["all"] else names
     for record in dict.fromkeys([benchmark(name) for name in known]):
-        if present := locate_benchmark(record, folder=folder):
+        if present := locate_benchmark(record):
             typer.echo(f"{record.name} is already present: {present}")
             continue
         say(f"{record.name}: licence: {record.licence}")
         try:
-            path = download_benchmark(record, folder=folder)
+            path = download_benchmark(record)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
             ) from error
         typer.echo(f"{record.name} -> {path}")
-        data = record.name if folder is None else path
-        typer.echo(f"Next:  ogkd fit {data} --shots 16 --out my-model")
+        typer.echo(f"Next:  ogkd fit {record.name} --shots 16 --out my-model")
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
@@ -176,8 +171,6 @@ def split(
     left_out: Annotated[
         Path | None, Option(help="Write a CSV file of the images left out, with the reasons.")
     ] = None,
-    root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None,
-    classes: opt.ClassesOption = None,
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
     cases: opt.CasesOption = None,
@@ -195,13 +188,7 @@ def split(
     from ogkd.data.tables import table_text
 
     wanted = _read_shares(shares)
-    dataset = read_images(
-        data,
-        Grouping.parse(cases),
-        root=root,
-        class_names=opt.read_classes(classes),
-        findings=opt.read_classes(findings),
-    )
+    dataset = read_images(data, Grouping.parse(cases), findings=opt.read_classes(findings))
     audit = checked(data, Grouping.parse(slice=slice).apply(dataset))
     division = divide_checked(dataset, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.dataset, out.parent))

@@ -45,14 +45,13 @@ def data_dir() -> Path:
     return cache_dir() / "datasets"
 
 
-def locate_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Path | None:
-    """The folder of a benchmark in `folder` (default: `data_dir()`); None if it is not there.
+def locate_benchmark(name: str | Benchmark) -> Path | None:
+    """The folder of a benchmark in `data_dir()`; None if it is not there.
 
     A folder of the released code (`data/BTMRI`) is recognised as well.
     """
     record = _record(name)
-    root = folder or data_dir()
-    paths = (root / record.name, root / record.folder)
+    paths = (data_dir() / record.name, data_dir() / record.folder)
     return next((path for path in paths if _is_benchmark(record, path)), None)
 
 
@@ -97,16 +96,15 @@ def resolve_data(source: str | Path | Dataset, **options: Any) -> Dataset:
     return read_dataset(path, **options)
 
 
-def download_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Path:
+def download_benchmark(name: str | Benchmark) -> Path:
     """Make sure that a benchmark is on this machine, and return its folder.
 
     After an interruption, even by SIGKILL, the next call resumes.
     """
     record = _record(name)
-    root = folder or data_dir()
-    target = root / record.name
+    target = data_dir() / record.name
     with exclusive_lock(target):
-        if present := locate_benchmark(record, folder=root):
+        if present := locate_benchmark(record):
             return present
         work = target.with_name(f".{target.name}.download")
         archive = _fetch(record.url, work / record.archive, record.archive_sha256)
