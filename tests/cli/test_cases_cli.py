@@ -14,7 +14,7 @@ import pytest
 
 import ogkd as library
 from ogkd.data.phantoms import write_volumes
-from tiny_data import write_exams, write_image
+from tiny_data import write_exams
 from tiny_images import dicom, volume
 
 nibabel = pytest.importorskip("nibabel")
@@ -92,18 +92,6 @@ def rows(text):
 def blank(path):
     values = np.full((20, 24, 6), np.nan, np.float32)
     nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
-    return path
-
-
-GOOD = ("a.png,cyst,1,A,train", "b.png,stone,2,B,train", "c.png,cyst,3,C,test")
-
-
-def exams(folder, *lines):
-    lines = (*GOOD, *lines)
-    for seed, line in enumerate(lines):
-        write_image(folder / line.split(",")[0], seed)
-    path = folder / "exams.csv"
-    path.write_text("\n".join(["path,label,exam,patient,split", *lines]), encoding="utf-8")
     return path
 
 
@@ -271,7 +259,9 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
 
 @pytest.mark.parametrize("command", ["fit", "check", "split"])
 def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, command):
-    data = exams(tmp_path, "d.png,stone,1,A,train")
+    data = tmp_path / "exams.csv"
+    lines = ["path,label,exam,split", "a.png,cyst,1,train", "b.png,stone,1,train"]
+    data.write_text("\n".join(lines), encoding="utf-8")
     words = {
         "fit": fit(data, "--cases", "exam"),
         "check": ("data", "check", data, "--cases", "exam"),
@@ -280,17 +270,6 @@ def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, comm
     message = refused(*words)
     assert "labels cyst, stone" in message
     assert "--cases" in message
-
-
-def test_unreadable_images_of_exams_are_skipped_on_request(ogkd, fit, tmp_path):
-    data = exams(tmp_path, "d.png,cyst,exam 4,D,train", "e.png,cyst,exam 4,D,train")
-    for name in ("d.png", "e.png"):
-        (tmp_path / name).write_bytes(b"not an image")
-    write_image(tmp_path / "b.png", 7, size=(90, 31))  # images of a case may differ in size
-    outcome = ogkd(*fit(data, "--cases", "exam", "--on-error", "skip"))
-    assert outcome.code == 0, outcome.err
-    assert "Skipped 2 file(s)" in outcome.err
-    assert "2 exams of 2 images" in outcome.out
 
 
 def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(ogkd, fit, scans):

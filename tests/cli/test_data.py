@@ -79,9 +79,3 @@ def test_what_cannot_be_done_is_refused(refused, place):
     assert "Did you mean 'btmri'" in refused("data", "list", "btmr")
     assert "Did you mean 'btmri'" in refused("data", "download", "btmri", "btmr")
     assert "Missing argument" in refused("data", "download")
-
-
-def test_check_is_one_of_the_commands(ogkd, refused, place, tmp_path):
-    assert "check" in ogkd("data", "--help").out
-    assert "no folder or table" in refused("data", "check", tmp_path / "gone")
-    assert "ogkd data download btmri" in refused("data", "check", "btmri")

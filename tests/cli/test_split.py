@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ogkd import read_dataset
-from tiny_data import FAST, write_dataset, write_image
+from tiny_data import write_dataset, write_image
 
 
 @pytest.fixture
@@ -20,20 +20,6 @@ def images(tmp_path):
 def rows_of(file):
     with file.open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
-
-
-def test_it_writes_a_table_that_fit_and_evaluate_read(ogkd, clip, images, tmp_path):
-    table = tmp_path / "tables" / "split.csv"
-    outcome = ogkd("data", "split", images, "--out", table)
-    assert outcome.code == 0, outcome.err
-    assert ["all", "18", "6", "6"] in [line.split() for line in outcome.out.splitlines()]
-    assert Counter(row["split"] for row in rows_of(table)) == {"train": 18, "val": 6, "test": 6}
-    settings = ["--method", "ogkd"]
-    settings += [word for key, value in FAST.items() for word in ("--set", f"{key}={value}")]
-    assert ogkd("fit", table, "-b", clip, "-o", tmp_path / "model", *settings).code == 0
-    outcome = ogkd("evaluate", tmp_path / "model", table)
-    assert "6 images" in outcome.out
-    assert "learned from" not in outcome.err
 
 
 def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ogkd.data.case import Case, Dataset
-from ogkd.data.divide import split_dataset
+from ogkd.data.divide import complete_splits
 from ogkd.data.phantoms import FINDINGS, write_films
 from ogkd.data.read import read_dataset
 from ogkd.data.splits import support_and_val
@@ -124,7 +124,7 @@ def strata(dataset: Dataset, cases: list[Case]) -> Counter[int]:
 
 def test_a_division_gives_every_part_its_share_of_each_answer():
     shares = {"train": 0.6, "val": 0.2, "test": 0.2}
-    divided = split_dataset(rare(), shares, seed=1)
+    divided = complete_splits(rare(), shares, seed=1)[0]
     total = strata(divided, list(divided.cases))
     for part, share in shares.items():
         counts = strata(divided, divided.part(part))

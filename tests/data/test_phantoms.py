@@ -163,3 +163,5 @@ def test_numbers_out_of_range_are_refused(argument: str, value: int) -> None:
     with pytest.raises(ConfigError) as caught:
         render("cxr", **{"label": 0, "seed": 0, "index": 0, "size": 64} | {argument: value})
     assert caught.value.argument == argument
+    with pytest.raises(ConfigError):
+        write_folder("cxr", Path("x"), splits={"train": -1})

@@ -138,7 +138,9 @@ def plain_name(text: str) -> str:
     return re.sub(r"[\W_]", "", text.casefold())
 
 
-def benchmark(name: str) -> Benchmark:
+def benchmark(name: str | Benchmark) -> Benchmark:
+    if isinstance(name, Benchmark):
+        return name
     if (record := find_benchmark(name)) is not None:
         return record
     known = known_benchmarks()

@@ -50,14 +50,14 @@ def locate_benchmark(name: str | Benchmark) -> Path | None:
 
     A folder of the released code (`data/BTMRI`) is recognised as well.
     """
-    record = _record(name)
+    record = benchmark(name)
     paths = (data_dir() / record.name, data_dir() / record.folder)
     return next((path for path in paths if _is_benchmark(record, path)), None)
 
 
 def read_benchmark(name: str | Benchmark) -> Dataset:
     """The images and labels of a benchmark that is on this machine, in its official order."""
-    record = _record(name)
+    record = benchmark(name)
     path = locate_benchmark(record)
     if path is None:
         raise DataError(
@@ -101,7 +101,7 @@ def download_benchmark(name: str | Benchmark) -> Path:
 
     After an interruption, even by SIGKILL, the next call resumes.
     """
-    record = _record(name)
+    record = benchmark(name)
     target = data_dir() / record.name
     with exclusive_lock(target):
         if present := locate_benchmark(record):
@@ -228,7 +228,3 @@ def _check(record: Benchmark, folder: Path) -> None:
         text = f"{record.split_file} has the images {dict(counts)}, not {expected} as catalogued."
         warnings.warn(text, OgkdWarning, stacklevel=2)
     require_files(dataset.cases)
-
-
-def _record(name: str | Benchmark) -> Benchmark:
-    return name if isinstance(name, Benchmark) else benchmark(name)

@@ -205,7 +205,7 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
     for name, group in groups.items():
         labels = [label for case in group for label in _labels(case)]
         target = task.merge(labels)
-        patients = {case.group: None for case in group if case.group is not None}
+        patients = {case.group for case in group if case.group is not None}
         for what, values in (
             ("splits", {case.split for case in group}),
             ("patients", patients),
@@ -215,8 +215,7 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
                 complaints.append(f"{name}: {what} {', '.join(sorted(values))}")
         own_labels |= len(set(labels)) > 1 or any(case.image_targets for case in group)
         case = _joined(name, group, labels[0] if target is None else target)
-        patient = next(iter(patients), None)
-        merged.append(replace(case, group=patient, image_targets=tuple(labels)))
+        merged.append(replace(case, group=min(patients, default=None), image_targets=tuple(labels)))
     if complaints:
         raise DataError(
             f"{len(complaints)} case(s) contradict themselves:\n{first_lines(complaints)}\n"
