@@ -71,9 +71,14 @@ def class_labels(
     Without a list of classes, the labels are the classes. A label outside a list is refused; a
     whole number counts as a label where no class has such a name.
     """
+    names = read_class_names(labels if class_names is None else class_names)
+    if len(names) < 2:
+        raise DataError(
+            f"{source} has {len(names)} class(es); at least 2 are needed, each with a folder or a "
+            "label of its own."
+        )
     if class_names is None:
-        return read_class_names(labels), {name: number for number, name in enumerate(labels)}
-    names = read_class_names(class_names)
+        return names, {name: number for number, name in enumerate(labels)}
     by_name = {str(number): number for number in range(len(names))}
     by_name |= {fold_name(name): number for number, name in enumerate(names)}
     known = {raw: by_name.get(fold_name(raw), -1) for raw in labels}

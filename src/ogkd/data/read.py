@@ -110,12 +110,12 @@ def _read_split_file(path: Path, folder: Path, class_names: Sequence[str] | None
     splits = [split_name(split) for split in parts]
     if not rows or not set(splits) <= set(SPLITS) or len(set(splits)) < len(splits):
         raise DataError(f"{path} has no images in train, val and test, but {', '.join(parts)}.")
-    if len(names) < 2 or max(names) >= len(names):
+    if max(names) >= len(names):
         raise DataError(
             f"{path} has {len(names)} class(es) with labels up to {max(names)}: labels must count "
             "0, 1, 2, ... without gaps."
         )
-    ordered = read_class_names(names[label] for label in sorted(names))
+    ordered, _ = class_labels(path, [names[label] for label in sorted(names)], None)
     if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
             f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
@@ -182,13 +182,8 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
     parts = _split_folders(root) or [("", root)]
     top = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
-    if len(folders) < 2:
-        raise DataError(
-            f"{top} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
-            f"of each class in a folder with its name: {top}/benign/..., {top}/malignant/..."
-        )
     read_class_names(folders)  # two folders must not mean one class
-    names, labels = class_labels(root, folders, class_names)
+    names, labels = class_labels(top, folders, class_names)
     cases = [
         Case.single(ImageRef(file), labels[folder], split=split)
         for split, part in parts

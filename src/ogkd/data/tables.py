@@ -117,10 +117,6 @@ def _classes(
         line = next(line for line, row in rows if row["label"] in empty)
         raise DataError(f"{path}, line {line}: label is empty ('{empty[0]}').")
     names, number = class_labels(path, labels, class_names)
-    if len(names) < 2:
-        raise DataError(
-            f"{path} has {len(names)} class(es) in its column label; at least 2 are needed."
-        )
     return names, [number[row["label"]] for _, row in rows]
 
 
