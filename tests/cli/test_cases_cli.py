@@ -15,7 +15,7 @@ import pytest
 import ogkd as library
 from ogkd.data.phantoms import write_volumes
 from tiny_data import write_exams
-from tiny_images import dicom, volume
+from tiny_images import dicom
 
 nibabel = pytest.importorskip("nibabel")
 FINDINGS = ("spot", "streak")
@@ -66,33 +66,15 @@ def volumes(tmp_path_factory):
 
 
 @pytest.fixture
-def scans(tmp_path):
-    """Two volumes of each of two classes, in `train`, and one of each in `test`."""
-    for split, count in (("train", 2), ("test", 1)):
-        for label, name in enumerate(("cyst", "normal")):
-            for number in range(count):
-                folder = tmp_path / "scans" / split / name
-                folder.mkdir(parents=True, exist_ok=True)
-                volume(folder / f"{number}.nii", filled=range(4, 7 + label), depth=12)
-    return tmp_path / "scans"
-
-
-@pytest.fixture
 def fit(clip, tmp_path):
     return lambda data, *more: (
         *("fit", data, "--backbone", clip, "--method", "gda", "--out", tmp_path / "model"),
-        *(more or ("--slices", "all")),
+        *more,
     )
 
 
 def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
-
-
-def blank(path):
-    values = np.full((20, 24, 6), np.nan, np.float32)
-    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
-    return path
 
 
 # Either task, one image or several
@@ -272,20 +254,27 @@ def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, comm
     assert "--cases" in message
 
 
-def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(ogkd, fit, scans):
-    bad = blank(scans / "train" / "cyst" / "0.nii")
-    refused = ogkd(*fit(scans))
+def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(
+    ogkd, fit, volumes, tmp_path
+):
+    scans = shutil.copytree(volumes, tmp_path / "scans")
+    bad = {split: scans / split / "renal_cyst" / "0000.nii.gz" for split in ("train", "test")}
+    for path in bad.values():
+        empty = np.full((20, 24, 6), np.nan, np.float32)
+        nibabel.save(nibabel.Nifti1Image(empty, np.eye(4)), path)
+    refused = ogkd(*fit(scans, "--slices", "all"))
     assert refused.code == 2
-    assert str(bad) in refused.err
+    assert str(bad["train"]) in refused.err
     outcome = ogkd(*fit(scans, "--slices", "all", "--on-error", "skip"))
     assert outcome.code == 0, outcome.err
-    assert "3 cases of" in outcome.out
-    blank(scans / "test" / "cyst" / "0.nii")
-    predicted = ogkd("predict", scans.parent / "model", scans / "test")
+    assert "7 cases of" in outcome.out
+    predicted = ogkd("predict", tmp_path / "model", scans / "test")
     assert predicted.code == 1
-    empty, good = rows(predicted.out)
-    assert str(scans / "test" / "cyst" / "0.nii") in empty["error"]
-    assert (good["error"], good["images"]) == ("", "4")
+    answers = rows(predicted.out)
+    assert len(answers) == 4
+    assert [str(bad["test"]) in row["error"] for row in answers] == [
+        row["path"] == str(bad["test"]) for row in answers
+    ]
 
 
 @pytest.mark.filterwarnings("default::ogkd.errors.OgkdWarning")
