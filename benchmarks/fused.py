@@ -30,7 +30,7 @@ from by_dataset import SHARED, options_of, run, text_of
 from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.read import read_dataset
-from ogkd.data.splits import few_shot
+from ogkd.data.splits import support_and_val
 from ogkd.evaluation.confidence import ece
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -78,7 +78,7 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     labels = torch.tensor([case.target for case in cases])
     found: list[dict[str, Any]] = []
     for shots in options.shots:
-        drawn = [few_shot(dataset, train, shots, seed) for seed in options.seeds]
+        drawn = [support_and_val(dataset.task, train, (), shots, seed)[0] for seed in options.seeds]
         supports = []
         for support in drawn:
             chosen = [row_of[case] for case in support]

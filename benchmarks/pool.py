@@ -31,7 +31,7 @@ from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.case import Dataset
 from ogkd.data.read import read_dataset
-from ogkd.data.splits import few_shot
+from ogkd.data.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, make_method
@@ -93,7 +93,10 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     found: list[dict[str, Any]] = []
     for shots in options.shots:
         for seed in options.seeds:
-            known = [row_of[case] for case in few_shot(dataset, dataset.part("train"), shots, seed)]
+            known = [
+                row_of[case]
+                for case in support_and_val(dataset.task, dataset.part("train"), (), shots, seed)[0]
+            ]
             own = set(known)
             rest = [r for i, r in row_of.items() if i.split != "test" and r not in own]
             random.Random(1000 * seed + shots).shuffle(rest)

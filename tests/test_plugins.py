@@ -39,7 +39,7 @@ def _clean(monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
     monkeypatch.delenv(plugins.VARIABLE)
     monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
-    caches = (catalog._plugged, registry._load_plugins)
+    caches = (catalog.known_benchmarks, registry._load_plugins)
     for cache in caches:
         cache.cache_clear()
     before = set(sys.modules)

@@ -1,20 +1,61 @@
-"""Volumes and exams on the command line, also those that something is wrong with."""
+"""Findings, exams and volumes on the command line, also those that something is wrong with."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ogkd.data.phantoms import render_volume, write_volumes
-from tiny_data import write_image
-from tiny_images import dicom, volume
+import ogkd as library
+from ogkd.data.phantoms import write_volumes
+from tiny_data import write_exams
+from tiny_images import dicom
 
 nibabel = pytest.importorskip("nibabel")
+FINDINGS = ("spot", "streak")
 FIT = ("--backbone", "builtin", "--shots", "2")
+
+
+@dataclass(frozen=True)
+class World:
+    """A table, the options that read it, and a model of it that no test changes."""
+
+    table: Path
+    model: Path
+    images: int
+    findings: bool
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return ("--cases", "exam") if self.images > 1 else ()
+
+
+def new_world(clip, folder, *, images, findings):
+    table = write_exams(
+        folder, per_class=12, images=images, splits="train,val,test", findings=findings
+    )
+    world = World(table, folder / "model", images, findings)
+    library.fit(table, backbone=clip, out=world.model, cases="exam" if images > 1 else None)
+    return world
+
+
+@pytest.fixture(scope="module", params=[(1, True), (3, False), (3, True)], ids=str)
+def world(request, clip, tmp_path_factory):
+    images, findings = request.param
+    folder = tmp_path_factory.mktemp("world")
+    return new_world(clip, folder, images=images, findings=findings)
+
+
+@pytest.fixture(scope="module")
+def films(clip, tmp_path_factory):
+    """Single images with several findings."""
+    return new_world(clip, tmp_path_factory.mktemp("films"), images=1, findings=True)
 
 
 @pytest.fixture(scope="module")
@@ -25,22 +66,10 @@ def volumes(tmp_path_factory):
 
 
 @pytest.fixture
-def scans(tmp_path):
-    """Two volumes of each of two classes, in `train`, and one of each in `test`."""
-    for split, count in (("train", 2), ("test", 1)):
-        for label, name in enumerate(("cyst", "normal")):
-            for number in range(count):
-                folder = tmp_path / "scans" / split / name
-                folder.mkdir(parents=True, exist_ok=True)
-                volume(folder / f"{number}.nii", filled=range(4, 7 + label), depth=12)
-    return tmp_path / "scans"
-
-
-@pytest.fixture
 def fit(clip, tmp_path):
     return lambda data, *more: (
         *("fit", data, "--backbone", clip, "--method", "gda", "--out", tmp_path / "model"),
-        *(more or ("--slices", "all")),
+        *more,
     )
 
 
@@ -48,22 +77,141 @@ def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def blank(path):
-    values = np.full((20, 24, 6), np.nan, np.float32)
-    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
-    return path
+# Either task, one image or several
 
 
-GOOD = ("a.png,cyst,1,A,train", "b.png,stone,2,B,train", "c.png,cyst,3,C,test")
+def test_a_fit_says_what_it_learns_from_and_is_not_repeated(ogkd, world, clip):
+    words = ("fit", world.table, "--backbone", clip, *world.options, "--out")
+    again = ogkd(*words, world.model)
+    assert again.code == 0, again.err
+    assert "nothing to do" in again.err
+    few = ogkd(*words, world.table.parent / "few", "--shots", 4)
+    assert few.code == 0, few.err
+    assert ("(present/absent/unknown): spot 12/12/0" in few.err) == world.findings
+    assert ("exams of" in few.out) == (world.images > 1)
+    card = library.load(world.table.parent / "few").card
+    assert all(count >= 4 for count in card.support_counts)
 
 
-def table(folder, *lines):
-    lines = (*GOOD, *lines)
-    for seed, line in enumerate(lines):
-        write_image(folder / line.split(",")[0], seed)
-    path = folder / "exams.csv"
-    path.write_text("\n".join(["path,label,exam,patient,split", *lines]), encoding="utf-8")
-    return path
+def test_predictions_have_a_row_for_each_case_in_either_format(ogkd, world, tmp_path):
+    new, bad = world.table.with_name("new.csv"), world.table.with_name("bad.png")
+    bad.write_bytes(b"no image")
+    tested = [row for row in rows(world.table.read_text()) if row["split"] == "test"]
+    lines = [f"{row['path']},{row['exam']}" for row in tested]
+    new.write_text("\n".join(["path,exam", *lines, "bad.png,bad"]), encoding="utf-8")
+    outcome = ogkd("predict", world.model, new)
+    assert outcome.code == 1
+    *good, broken = rows(outcome.out)
+    assert len(good) == 24
+    assert broken["error"]
+    assert broken["prediction"] == ""
+    entries = [
+        json.loads(line)
+        for line in ogkd("predict", world.model, new, "--format", "jsonl").out.splitlines()
+    ]
+    for row, entry in zip(good, entries, strict=False):
+        assert row["prediction"] == entry["prediction"]
+        for name, share in entry["probabilities"].items():
+            column = f"{name} probability" if world.findings else name
+            assert float(row[column]) == pytest.approx(share, abs=1e-5)
+            if world.findings:
+                assert row[name] == entry["answers"][name]
+    if world.images > 1:
+        assert {row["images"] for row in good} == {"3"}
+        assert "--cases" in ogkd("predict", world.model, world.table.parent / "test").err
+
+
+def test_a_calibrated_model_is_evaluated_with_rows_and_a_report(ogkd, world, tmp_path):
+    model = shutil.copytree(world.model, tmp_path / "calibrated")
+    guarantee = ("--sensitivity", 0.8) if world.findings else ()
+    outcome = ogkd("calibrate", model, world.table, *guarantee)
+    assert outcome.code == 0, outcome.err
+    table, page = tmp_path / "rows.csv", tmp_path / "report.html"
+    files = ("--csv", table, "--report", page)
+    outcome = ogkd("evaluate", model, world.table, "--json", "--resamples", 0, *files)
+    assert outcome.code == 0, outcome.err
+    result = json.loads(outcome.out)
+    assert result["images"] == len(rows(table.read_text(encoding="utf-8"))) == 24
+    if world.findings:
+        assert result["sensitivity"] == 0.8
+        assert list(result["per_finding"]) == list(FINDINGS)
+    assert str(world.table.parent) not in page.read_text(encoding="utf-8")
+
+
+def test_a_table_is_checked_divided_whole_and_started_with(ogkd, world, clip, tmp_path):
+    plain = world.table.with_name("plain.csv")
+    lines = [line.rsplit(",", 1) for line in world.table.read_text().splitlines()]
+    plain.write_text("\n".join(line for line, _ in lines), encoding="utf-8")
+    checked = ogkd("data", "check", plain, *world.options)
+    assert "spot" in checked.out
+    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv", *world.options)
+    assert divided.code == 0, divided.err
+    parts = {}
+    for row in rows((tmp_path / "split.csv").read_text(encoding="utf-8")):
+        parts.setdefault(row.get("case", row["path"]), set()).add(row["split"])
+    assert len(parts) == 72
+    assert {part for (part,) in parts.values()} == {"train", "val", "test"}
+    words = ("start", plain, "--yes", "--backbone", clip, "--out", tmp_path / "out")
+    started = ogkd(*words, *world.options)
+    assert started.code == 0, started.err
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+# Findings
+
+
+def test_findings_are_named_where_a_table_also_has_classes(ogkd, refused, films, data):
+    head, *lines = films.table.read_text(encoding="utf-8").splitlines()
+    both = films.table.with_name("both.csv")
+    lines = [f"{head},label", *(f"{line},{'ab'[n % 2]}" for n, line in enumerate(lines))]
+    both.write_text("\n".join(lines), encoding="utf-8")
+    for other in (both, data):
+        assert "--findings" in refused("evaluate", films.model, other)
+    named, expected = (
+        ogkd("evaluate", films.model, *words, "--json", "--resamples", 0)
+        for words in ((both, "--findings", ",".join(FINDINGS)), (films.table,))
+    )
+    assert named.code == 0, named.err
+    assert json.loads(named.out)["per_finding"] == json.loads(expected.out)["per_finding"]
+
+
+def test_a_finding_that_never_varies_is_left_out_with_a_warning(ogkd, films, clip, tmp_path):
+    head, *lines = films.table.read_text(encoding="utf-8").splitlines()
+    more = films.table.with_name("more.csv")
+    more.write_text("\n".join([f"{head},never,always", *(f"{line},0,1" for line in lines)]))
+    outcome = ogkd("fit", more, "--backbone", clip, "--out", tmp_path / "m")
+    assert outcome.code == 0, outcome.err
+    for name in ("never", "always"):
+        assert f"'{name}' is left out" in outcome.err
+    assert library.load(tmp_path / "m").class_names == FINDINGS
+    checked = ogkd("data", "check", more)
+    assert checked.code == 1
+    assert "No images to learn from for: never" in checked.out
+    assert "known to be without: always" in checked.out
+
+
+def test_options_of_the_other_task_are_refused(refused, films, clip, data, fitted, tmp_path):
+    out = ("--backbone", clip, "--out", tmp_path / "m")
+    for option, value in (
+        ("--method", "zero-shot"),
+        ("--findings", "oedema"),
+        ("--unlabelled", data),
+        ("--normal", FINDINGS[0]),
+    ):
+        assert option in refused("fit", films.table, option, value, *out)
+    for model, option in (
+        (films.model, "--max-risk"),
+        (films.model, "--sensitivity"),  # it is not calibrated
+        (fitted, "--sensitivity"),
+    ):
+        assert option in refused("predict", model, data, option, 0.9)
+    assert "--sensitivity" in refused(
+        "calibrate", fitted, data, "--split", "test", "--sensitivity", 0.9
+    )
+    assert "findings" in refused("evaluate", fitted, films.table)
+
+
+# Exams and volumes
 
 
 def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volumes, tmp_path):
@@ -91,129 +239,42 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
     assert len(list(maps.iterdir())) == 4
 
 
-def test_a_table_of_new_exams_needs_no_labels(ogkd, volumes, tmp_path):
-    model, slices = tmp_path / "model", volumes / "slices.csv"
-    assert ogkd("fit", slices, "--cases", "exam", "--out", model, *FIT).code == 0
-    new = volumes / "new.csv"
-    lines = [line.split(",") for line in slices.read_text(encoding="utf-8").splitlines()]
-    test = [line for line in lines[1:] if line[-2] == "test"]
-    text = "\n".join(f"{line[0]},{line[1]},{line[-1]}" for line in test)
-    new.write_text(f"path,exam\n{text}", encoding="utf-8")
-    predicted = ogkd("predict", model, new)
-    assert predicted.code == 0, predicted.err
-    assert [row["path"] for row in rows(predicted.out)] == list(dict.fromkeys(r[-1] for r in test))
-    files = ogkd("predict", model, volumes / "test")
-    assert files.code == 2
-    assert "--cases" in files.err
-
-
-@pytest.mark.parametrize(
-    ("options", "argument"),
-    [
-        (("--slices", "some"), "--slices"),
-        (("--cases", "exam"), "--cases"),
-        (("--cases", "series"), "--cases"),
-        (("--slices", "all", "--slice", "axis=2,index=1"), "--slice"),
-    ],
-)
-def test_invalid_groupings_are_refused(refused, volumes, tmp_path, options, argument):
-    assert argument in refused("fit", volumes, "--out", tmp_path / "model", *FIT, *options)
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("d.png,stone,1,A,train", "labels cyst, stone"),
-        ("d.png,cyst,1,,test", "splits test, train"),
-        ("d.png,cyst,1,Z,train", "patients A, Z"),
-        ("d.png,cyst,,A,train", "d.png"),
-    ],
-)
 @pytest.mark.parametrize("command", ["fit", "check", "split"])
-def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, line, what, command):
-    data = table(tmp_path, line)
+def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, command):
+    data = tmp_path / "exams.csv"
+    lines = ["path,label,exam,split", "a.png,cyst,1,train", "b.png,stone,1,train"]
+    data.write_text("\n".join(lines), encoding="utf-8")
     words = {
-        "fit": fit(data),
-        "check": ("data", "check", data),
-        "split": ("data", "split", data, "--out", tmp_path / "split.csv"),
+        "fit": fit(data, "--cases", "exam"),
+        "check": ("data", "check", data, "--cases", "exam"),
+        "split": ("data", "split", data, "--out", tmp_path / "split.csv", "--cases", "exam"),
     }[command]
-    message = refused(*words[:8], "--cases", "exam")
-    assert what in message
+    message = refused(*words)
+    assert "labels cyst, stone" in message
     assert "--cases" in message
 
 
-@pytest.mark.parametrize(
-    ("lines", "learned"),
-    [
-        (("d.png,cyst,4,C,train", "e.png,cyst,5,E,train"), "3 exams of 3 images"),  # C is tested
-        (("d.png,cyst,1,A,train",), "2 exams of 3 images"),
-    ],
-)
-def test_exams_are_learned_from_but_for_those_of_test_patients(ogkd, fit, tmp_path, lines, learned):
-    data = table(tmp_path, *lines)
-    write_image(tmp_path / "d.png", 7, size=(90, 31))  # images of a case differ in size
-    outcome = ogkd(*fit(data, "--cases", "exam"))
-    assert outcome.code == 0, outcome.err
-    assert learned in outcome.out
-
-
-def test_exams_are_divided_whole(ogkd, volumes, tmp_path):
-    undivided = volumes / "undivided.csv"
-    lines = [line.split(",") for line in (volumes / "slices.csv").read_text().splitlines()]
-    column = lines[0].index("split")
-    text = "\n".join(",".join(line[:column] + line[column + 1 :]) for line in lines)
-    undivided.write_text(text, encoding="utf-8")
-    out = tmp_path / "split.csv"
-    outcome = ogkd("data", "split", undivided, "--cases", "exam", "--out", out)
-    assert outcome.code == 0, outcome.err
-    parts = {}
-    for row in rows(out.read_text(encoding="utf-8")):
-        parts.setdefault(row["case"], set()).add(row["split"])
-    assert len(parts) == 12
-    assert all(len(part) == 1 for part in parts.values())
-    assert ogkd("fit", out, "--cases", "exam", "--out", tmp_path / "m", *FIT).code == 0
-
-
-def test_unreadable_images_of_exams_are_skipped_on_request(ogkd, fit, tmp_path):
-    data = table(tmp_path, "d.png,cyst,exam 4,D,train", "e.png,cyst,exam 4,D,train")
-    for name in ("d.png", "e.png"):
-        (tmp_path / name).write_bytes(b"not an image")
-    outcome = ogkd(*fit(data, "--cases", "exam", "--on-error", "skip"))
-    assert outcome.code == 0, outcome.err
-    assert "Skipped 2 file(s)" in outcome.err
-    assert "2 exams of 2 images" in outcome.out
-
-
-def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(ogkd, fit, scans):
-    bad = blank(scans / "train" / "cyst" / "0.nii")
-    refused = ogkd(*fit(scans))
+def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(
+    ogkd, fit, volumes, tmp_path
+):
+    scans = shutil.copytree(volumes, tmp_path / "scans")
+    bad = {split: scans / split / "renal_cyst" / "0000.nii.gz" for split in ("train", "test")}
+    for path in bad.values():
+        empty = np.full((20, 24, 6), np.nan, np.float32)
+        nibabel.save(nibabel.Nifti1Image(empty, np.eye(4)), path)
+    refused = ogkd(*fit(scans, "--slices", "all"))
     assert refused.code == 2
-    assert str(bad) in refused.err
+    assert str(bad["train"]) in refused.err
     outcome = ogkd(*fit(scans, "--slices", "all", "--on-error", "skip"))
     assert outcome.code == 0, outcome.err
-    assert "3 cases of" in outcome.out
-    blank(scans / "test" / "cyst" / "0.nii")
-    predicted = ogkd("predict", scans.parent / "model", scans / "test")
+    assert "7 cases of" in outcome.out
+    predicted = ogkd("predict", tmp_path / "model", scans / "test")
     assert predicted.code == 1
-    empty, good = rows(predicted.out)
-    assert str(scans / "test" / "cyst" / "0.nii") in empty["error"]
-    assert (good["error"], good["images"]) == ("", "4")
-
-
-def test_slices_that_are_not_numbers_are_left_out_of_a_fit(ogkd, fit, scans):
-    path = scans / "train" / "cyst" / "0.nii"
-    values = np.asarray(nibabel.load(path).dataobj).astype(np.float32)
-    values[:, :, 5] = np.nan
-    nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
-    outcome = ogkd(*fit(scans))
-    assert outcome.code == 0, outcome.err
-    assert f"4 cases of {2 + 3 + 4 + 4} images" in outcome.out
-
-
-def test_a_class_that_loses_all_its_cases_ends_the_fit(fit, scans, refused):
-    for number in (0, 1):
-        blank(scans / "train" / "cyst" / f"{number}.nii")
-    assert "cyst" in refused(*fit(scans, "--slices", "all", "--on-error", "skip"))
+    answers = rows(predicted.out)
+    assert len(answers) == 4
+    assert [str(bad["test"]) in row["error"] for row in answers] == [
+        row["path"] == str(bad["test"]) for row in answers
+    ]
 
 
 @pytest.mark.filterwarnings("default::ogkd.errors.OgkdWarning")
@@ -223,47 +284,14 @@ def test_an_irregular_series_is_a_warning_of_fit_and_predict(ogkd, fit, tmp_path
         folder = tmp_path / "scans" / name
         folder.mkdir(parents=True)
         for position, number in enumerate(numbers):
-            dicom(
-                folder / f"{position}.dcm",
-                rng.integers(0, 255, (20 + 4 * position * uid, 20)).astype(np.uint8),
-                SeriesInstanceUID=f"1.2.{uid}",
-                InstanceNumber=number,
-                Modality="MR" if uid and position else "CT",
-            )
+            pixels = rng.integers(0, 255, (20, 20)).astype(np.uint8)
+            elements = {"SeriesInstanceUID": f"1.2.{uid}", "InstanceNumber": number}
+            dicom(folder / f"{position}.dcm", pixels, **elements)
     fitted = ogkd(*fit(tmp_path / "scans", "--cases", "series"))
     assert fitted.code == 0, fitted.err
     predicted = ogkd("predict", tmp_path / "model", tmp_path / "scans", "--format", "jsonl")
     assert [json.loads(line)["images"] for line in predicted.out.splitlines()] == [3, 2]
     for err in (fitted.err, predicted.err):
-        words = ("1.2.0: instance 2 occurs more than once", "1.2.1: instance 2, 3 is missing")
-        for text in (*words, "modalities (CT, MR)", "sizes (20 x 20, 20 x 24)"):
-            assert text in err
-        assert "Traceback" not in err
+        assert "1.2.0: instance 2 occurs more than once" in err
+        assert "1.2.1: instance 2, 3 is missing" in err
         assert "warnings.warn" not in err
-
-
-def test_slides_that_cannot_be_cut_are_named(refused, fit, tmp_path):
-    pytest.importorskip("openslide")
-    tifffile = pytest.importorskip("tifffile")
-    pixels = np.random.default_rng(0).integers(100, 255, (512, 512, 3)).astype(np.uint8)
-    pixels[:, :, 1] //= 3
-    for name in ("cyst", "stone"):
-        folder = tmp_path / "slides" / name
-        folder.mkdir(parents=True)
-        with tifffile.TiffWriter(folder / "a.tiff") as file:
-            file.write(pixels, tile=(256, 256), photometric="rgb")
-            file.write(pixels[::2, ::2].copy(), tile=(256, 256), photometric="rgb", subfiletype=1)
-    slides = tmp_path / "slides"
-    assert "--slices" in refused(*fit(slides))
-    cut = slides / "stone" / "a.tiff"
-    cut.write_bytes(cut.read_bytes()[:5000])
-    assert str(cut) in refused(*fit(slides, "--slices", "side=128,all"))
-
-
-def test_the_finding_is_in_as_many_neighbouring_slices_as_asked_for():
-    drawn = render_volume("ct-kidney", 1, seed=1, index=0, slices=12, share=0.3, size=64)
-    assert len(drawn.affected) == 3
-    assert not drawn.voxels[:, :, [0, -1]].any()
-    again = render_volume("ct-kidney", 1, seed=1, index=0, slices=12, share=0.3, size=64)
-    assert (drawn.voxels == again.voxels).all()
-    assert not render_volume("ct-kidney", 0, seed=1, index=0, size=64, slices=4).affected

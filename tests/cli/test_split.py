@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ogkd import read_dataset
-from tiny_data import FAST, write_dataset, write_image
+from tiny_data import write_dataset, write_image
 
 
 @pytest.fixture
@@ -20,20 +20,6 @@ def images(tmp_path):
 def rows_of(file):
     with file.open(encoding="utf-8", newline="") as opened:
         return list(csv.DictReader(opened))
-
-
-def test_it_writes_a_table_that_fit_and_evaluate_read(ogkd, clip, images, tmp_path):
-    table = tmp_path / "tables" / "split.csv"
-    outcome = ogkd("data", "split", images, "--out", table)
-    assert outcome.code == 0, outcome.err
-    assert ["all", "18", "6", "6"] in [line.split() for line in outcome.out.splitlines()]
-    assert Counter(row["split"] for row in rows_of(table)) == {"train": 18, "val": 6, "test": 6}
-    settings = ["--method", "ogkd"]
-    settings += [word for key, value in FAST.items() for word in ("--set", f"{key}={value}")]
-    assert ogkd("fit", table, "-b", clip, "-o", tmp_path / "model", *settings).code == 0
-    outcome = ogkd("evaluate", tmp_path / "model", table)
-    assert "6 images" in outcome.out
-    assert "learned from" not in outcome.err
 
 
 def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):
@@ -52,18 +38,6 @@ def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):
         for dataset in (found, before)
     ]
     assert labels[0] == labels[1]
-
-
-def test_a_table_of_patients_keeps_them(ogkd, images, tmp_path):
-    files = sorted(images.rglob("*.png"))
-    lines = [f"{file},{file.parent.name},p{n // 2}" for n, file in enumerate(files)]
-    (tmp_path / "table.csv").write_text("path,label,patient\n" + "\n".join(lines))
-    assert ogkd("data", "split", tmp_path / "table.csv", "--out", tmp_path / "s.csv").code == 0
-    parts = {}
-    for row in rows_of(tmp_path / "s.csv"):
-        parts.setdefault(row["patient"], set()).add(row["split"])
-    assert len(parts) == 15
-    assert all(len(part) == 1 for part in parts.values())
 
 
 def test_the_same_split_may_be_written_again_but_no_other(ogkd, images, tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ogkd.data.case import Case, Dataset
-from ogkd.data.divide import complete_splits, components, split_dataset
+from ogkd.data.divide import complete_splits
 from ogkd.data.splits import separate_groups
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ shares = st.lists(st.integers(1, 10), min_size=2, max_size=3).map(
 @given(plain, shares, seeds)
 def test_without_groups_every_class_is_divided_to_within_one_image(rows, fractions, seed):
     try:
-        after = split_dataset(dataset_of(rows), fractions, seed)
+        after = complete_splits(dataset_of(rows), fractions, seed)[0]
     except DataError:  # a small share of few images may come to none
         assume(False)
     counts = Counter((case.target, case.split) for case in after.cases)
@@ -55,7 +55,7 @@ def test_without_groups_every_class_is_divided_to_within_one_image(rows, fractio
 def test_groups_stay_whole_whatever_the_order_and_the_folder(rows, fractions, seed, rng):
     dataset = dataset_of(rows)
     try:
-        after = split_dataset(dataset, fractions, seed)
+        after = complete_splits(dataset, fractions, seed)[0]
     except DataError:
         assume(False)
     assert not separate_groups(after)[1]
@@ -65,7 +65,7 @@ def test_groups_stay_whole_whatever_the_order_and_the_folder(rows, fractions, se
         replace(case, images=(ImageRef("/moved" / case.image.file),)) for case in dataset.cases
     ]
     rng.shuffle(moved)
-    again = split_dataset(dataset.with_cases(moved), fractions, seed)
+    again = complete_splits(dataset.with_cases(moved), fractions, seed)[0]
     assert {("/moved" / case.image.file, case.split) for case in after.cases} == {
         (case.image.file, case.split) for case in again.cases
     }
@@ -77,23 +77,16 @@ def test_many_patients_come_close_to_the_fractions_in_every_class():
         for patient in range(120)
         for image in range(1 + patient % 5)
     ]
-    after = split_dataset(dataset_of(rows), FRACTIONS, 1)
+    after = complete_splits(dataset_of(rows), FRACTIONS, 1)[0]
     counts = Counter((case.target, case.split) for case in after.cases)
     for label, total in Counter(row[0] for row in rows).items():
         for split, share in FRACTIONS.items():
             assert abs(counts[label, split] / total - share) < 0.03
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(0, "", "a"), (1, "", "b"), (0, "", "a")],  # two patients cannot fill three splits
-        [(0, "train", None), (1, "test", None)],  # it is divided already
-    ],
-)
-def test_datasets_that_cannot_be_divided_are_refused(rows):
+def test_two_patients_cannot_fill_three_splits():
     with pytest.raises(DataError):
-        split_dataset(dataset_of(rows), FRACTIONS, 1)
+        complete_splits(dataset_of([(0, "", "a"), (1, "", "b"), (0, "", "a")]), FRACTIONS, 1)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +103,7 @@ def test_datasets_that_cannot_be_divided_are_refused(rows):
 )
 def test_invalid_fractions_are_refused(fractions):
     with pytest.raises(ConfigError):
-        split_dataset(dataset_of([(0, "", None), (1, "", None)]), fractions, 1)
+        complete_splits(dataset_of([(0, "", None), (1, "", None)]), fractions, 1)
 
 
 links = st.lists(st.lists(st.integers(0, 79), min_size=2, max_size=4), max_size=8)
@@ -122,7 +115,7 @@ def test_copies_stay_together_and_every_class_can_be_learned(rows, together, fra
     together = [sorted({n % len(rows) for n in copies}) for copies in together]
     dataset = dataset_of(rows)
     try:
-        after = split_dataset(dataset, fractions, seed, together=together)
+        after = complete_splits(dataset, fractions, seed, together=together)[0]
     except DataError:
         assume(False)
     assert not separate_groups(after)[1]
@@ -131,7 +124,7 @@ def test_copies_stay_together_and_every_class_can_be_learned(rows, together, fra
     learned = {case.target for case in after.cases if case.split == "train"}
     assert learned == {label for label, *_ in rows}
     assert [replace(case, split="") for case in after.cases] == list(dataset.cases)
-    assert after == split_dataset(dataset, fractions, seed, together=together[::-1])
+    assert after == complete_splits(dataset, fractions, seed, together=together[::-1])[0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -140,7 +133,7 @@ def test_copies_stay_together_and_every_class_can_be_learned(rows, together, fra
 )
 def test_a_small_class_is_learned_first_and_tested_next(images, learned, tested, seed):
     rows = [(0, "", None)] * 40 + [(1, "", None)] * 31 + [(2, "", None)] * images
-    after = split_dataset(dataset_of(rows), {"train": 0.6, "val": 0.2, "test": 0.2}, seed)
+    after = complete_splits(dataset_of(rows), {"train": 0.6, "val": 0.2, "test": 0.2}, seed)[0]
     counts = Counter(case.split for case in after.cases if case.target == 2)
     assert counts["train"] >= learned
     assert counts["test"] >= tested
@@ -168,31 +161,14 @@ def test_copies_and_patients_across_existing_splits_leave_the_training_part():
     assert not separate_groups(after)[1]
 
 
-def test_without_splits_it_divides_as_split_dataset_does():
-    dataset = dataset_of([(n % 3, "", None) for n in range(30)])
-    assert complete_splits(dataset, FRACTIONS, 4) == (split_dataset(dataset, FRACTIONS, 4), ())
-
-
 def test_cases_of_several_images_are_never_cut() -> None:
     cases = [
         Case(f"exam {n}", tuple(ImageRef(Path(f"{n}-{k}.png")) for k in range(5)), n % 2)
         for n in range(30)
     ]
-    divided = split_dataset(Dataset(tuple(cases), OneOf(("a", "b"))), {"a": 0.5, "b": 0.5}, 3)
+    dataset = Dataset(tuple(cases), OneOf(("a", "b")))
+    divided, _ = complete_splits(dataset, {"a": 0.5, "b": 0.5}, 3)
     assert Counter((case.split, len(case.images)) for case in divided.cases) == {
         ("a", 5): 15,
         ("b", 5): 15,
     }
-
-
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([], [0, 1, 2, 3]),
-        ([(0, 1), (1, 3)], [0, 0, 2, 0]),
-        ([(2, 3), (0, 1), (3, 1)], [0, 0, 0, 0]),
-    ],
-)
-def test_components_join_what_a_chain_of_links_joins(links, expected):
-    numbers = components(4, links)
-    assert [numbers.index(number) for number in numbers] == expected

@@ -6,10 +6,8 @@ import csv
 import json
 import os
 import pickle
-import sys
 import unicodedata
 import zipfile
-from collections import Counter
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -18,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.cli import main
 from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError
 from tiny_data import case_of, rows_of, write_dataset, write_image
@@ -128,49 +125,28 @@ def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding, newline):
-    lines = ["path,label,split", "a b/ä.png,größer,train", "c.png,kleiner,test", ""]
-    text = newline.join(lines).replace(",", delimiter)
-    dataset = read_dataset(table(tmp_path, text, encoding=encoding))
-    assert dataset.names == ("größer", "kleiner")
-    assert rows_of(dataset.cases) == [
-        (str(tmp_path / "a b" / "ä.png"), 0, "train", None),
-        (str(tmp_path / "c.png"), 1, "test", None),
-    ]
-
-
-def test_a_table_gives_paths_from_its_own_folder_and_its_other_columns(tmp_path):
+@pytest.mark.parametrize(("encoding", "newline"), [("utf-8", "\n"), ("utf-8-sig", "\r\n")])
+@pytest.mark.parametrize("column", ["patient", "Lesion", "group_id"])
+def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding, newline, column):
+    """Paths count from the table's folder; cells may be quoted, and lines blank or short."""
     absolute = tmp_path / "elsewhere" / "x.png"
-    text = (
-        " Path ,LABEL,split,patient,note\n"
-        f"../sub/a.png,benign_tumor,Training,p1,\n\n,,,,\n{absolute},normal,test2,,hello\n"
-    )
-    dataset = read_dataset(table(tmp_path, text))
-    assert dataset.names == ("benign tumor", "normal")
+    lines = [
+        [" Path ", "LABEL", "split", column, "note"],
+        ["../a b/ä.png", '"größer, left;right"', "Training", "p1", ""],
+        [""],
+        ["", "", "", "", ""],
+        [str(absolute), "benign_tumor", "test2", "", "hello"],  # not a misspelt split
+        ["c.png", "kleiner", "test"],
+    ]
+    text = newline.join(map(delimiter.join, lines))
+    dataset = read_dataset(table(tmp_path, text, encoding=encoding))
+    assert dataset.names == ("benign tumor", "größer, left;right", "kleiner")
     assert rows_of(dataset.cases) == [
-        (str(tmp_path / ".." / "sub" / "a.png"), 0, "train", "p1"),
-        (str(absolute), 1, "test2", None),  # not a misspelling
+        (str(tmp_path / ".." / "a b" / "ä.png"), 1, "train", "p1"),
+        (str(absolute), 0, "test2", None),
+        (str(tmp_path / "c.png"), 2, "test", None),
     ]
-    assert [case.columns["note"] for case in dataset.cases] == ["", "hello"]
-
-
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_comma_may_belong_to_a_value_and_a_line_be_short(tmp_path, delimiter):
-    text = "path;label;patient\na,b.png;x, left\nc.png;y;p".replace(";", delimiter)
-    dataset = read_dataset(table(tmp_path, text, name="t.tsv"))
-    assert [(case.image.name, case.group) for case in dataset.cases] == [
-        ("a,b.png", None),
-        ("c.png", "p"),
-    ]
-    assert dataset.names == ("x, left", "y")
-
-
-@pytest.mark.parametrize("column", ["patient", "group", "Lesion", "patient_id", "lesion_id"])
-def test_the_group_column_has_several_names(tmp_path, column):
-    dataset = read_dataset(table(tmp_path, f"path,label,{column}\na,x,p1\nb,y,\n"))
-    assert [case.group for case in dataset.cases] == ["p1", None]
+    assert [case.columns["note"] for case in dataset.cases] == ["", "hello", ""]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +210,6 @@ def test_a_class_list_gives_the_labels_of_a_table(tmp_path):
     refuse(path, class_names=["cyst", "tumor"])
 
 
-def test_an_unreadable_table_is_refused(tmp_path, monkeypatch):
-    def deny(self: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    path = table(tmp_path, "path,label\na,x\nb,y\n")
-    monkeypatch.setattr(Path, "read_bytes", deny)
-    refuse(path)
-
-
 def test_a_table_from_windows_finds_its_files(tmp_path):
     (tmp_path / "left eye").mkdir()
     (tmp_path / "left eye" / "a.png").touch()
@@ -253,6 +220,9 @@ def test_a_table_from_windows_finds_its_files(tmp_path):
 
 
 words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=8)
+
+
+EMPTY = ("", "nan", "null", "#n/a")  # read as an empty cell
 
 
 def clean(name: str) -> str:
@@ -271,7 +241,10 @@ def clean(name: str) -> str:
         unique_by=lambda row: os.path.normpath(f"/x/{row[0]}"),
     ),
     names=st.lists(
-        words.filter(clean), min_size=4, max_size=4, unique_by=lambda name: clean(name).casefold()
+        words.filter(lambda name: clean(name).casefold() not in EMPTY),
+        min_size=4,
+        max_size=4,
+        unique_by=lambda name: clean(name).casefold(),
     ),
     delimiter=st.sampled_from(",;\t"),
 )
@@ -350,26 +323,6 @@ def test_what_is_not_a_split_file_or_leaves_its_folder_is_refused(tmp_path, cont
     refuse(split_file(tmp_path, content))
 
 
-OFFICIAL = {  # images of train, val, test (fidelity.md, datasets)
-    "BTMRI": (2854, 1141, 1717),
-    "BUSI": (389, 155, 236),
-    "Kvasir": (2000, 800, 1200),
-    "RETINA": (2108, 841, 1268),
-}
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("name", sorted(OFFICIAL))
-def test_an_official_split_is_read_with_its_counts_and_labels(shared, tmp_path, name):
-    dataset = read_dataset(shared / "splits" / f"split_{name}.json", root=tmp_path)
-    counts = Counter(case.split for case in dataset.cases)
-    assert tuple(counts[split] for split in ("train", "val", "test")) == OFFICIAL[name]
-    # The folder says the class too: a second, independent witness of each label.
-    for case in dataset.cases:
-        folder = case.image.file.relative_to(tmp_path).parts[0]
-        assert folder.replace("_", " ").lower() == dataset.names[case.target].lower()
-
-
 def test_a_root_moves_the_paths_of_tables_and_split_files(tmp_path):
     root = tmp_path / "images"
     root.mkdir()
@@ -409,16 +362,13 @@ def test_rows_of_an_archive_become_addresses_with_splits_and_labels(tmp_path):
         case_of(Path(f"{path}#test/0"), 2, "test"),
         case_of(Path(f"{path}#test/1"), 0, "test"),
     ]
+    for shape in ((4, 64, 64, 3), (4, 28, 28, 1)):
+        images, labels = np.zeros(shape, np.uint8), np.array([0, 1, 1, 0])
+        other = read_dataset(archive(tmp_path, train_images=images, train_labels=labels))
+        assert [case.target for case in other.part("train")] == [0, 1, 1, 0]
     names = ["basophil", "eosinophil", "platelet", "never seen"]
     assert read_dataset(path, class_names=names).names == tuple(names)
     refuse(path, class_names=["a", "b"])
-
-
-@pytest.mark.parametrize("shape", [(4, 64, 64, 3), (4, 28, 28, 1)])
-def test_colour_images_and_flat_labels_are_fine(tmp_path, shape):
-    images, labels = np.zeros(shape, np.uint8), np.array([0, 1, 1, 0])
-    path = archive(tmp_path, train_images=images, train_labels=labels)
-    assert [case.target for case in read_dataset(path).part("train")] == [0, 1, 1, 0]
 
 
 def test_the_pixels_of_an_archive_are_never_read(tmp_path):
@@ -471,20 +421,3 @@ def test_what_is_not_a_dataset_is_refused(tmp_path, monkeypatch):
     for source in (tmp_path / "gone", write_image(tmp_path / "a.png"), pickled):
         refuse(source)
     assert not Path("hostile-was-here").exists()
-
-
-@pytest.mark.parametrize("name", ["t.csv", "s.json", "folder"])
-def test_bad_data_ends_in_one_message_and_no_model(tmp_path, monkeypatch, capsys, name):
-    table(tmp_path, "path;label\na.png;größer\nb.png;x\n", encoding="latin-1")
-    split_file(tmp_path, {"train": [["/etc/passwd", 0, "x"], ["b", 1, "y"]]})
-    write_image(tmp_path / "folder" / "one class" / "0.png")
-    out = tmp_path / "model"
-    monkeypatch.setattr(sys, "argv", ["ogkd", "fit", str(tmp_path / name), "--out", str(out)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    printed = capsys.readouterr()
-    assert (stop.value.code, printed.out) == (2, ""), printed
-    # Notes (on missing prompts, say) may stand before the one error.
-    assert sum(line.startswith("Error: ") for line in printed.err.splitlines()) == 1, printed
-    assert "Traceback" not in printed.err
-    assert not out.exists()

@@ -98,8 +98,7 @@ def _draw(
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[str, str]]:
     if name != "shapes":
         drawn = render(name, label, seed=seed, index=index, size=SIZE, stream=7)
-        words = {k: v for k, v in drawn.attributes.items() if isinstance(v, str)}
-        return drawn.image, drawn.mask, words
+        return drawn.image, drawn.mask, dict(drawn.attributes)
     entropy = [zlib.crc32(b"shapes"), label, seed, index]
     scene, texture = np.random.SeedSequence(entropy).spawn(2)
     canvas = Canvas(new_rng(scene), new_rng(texture), SIZE)

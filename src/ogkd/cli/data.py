@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, print_json, print_table, say
+from ogkd.data.names import SPLITS
 from ogkd.errors import ConfigError, Interrupted, pluralize
 from ogkd.files import resolved, write_json, write_new
 
@@ -44,26 +45,21 @@ def list_benchmarks(
     """Show the benchmark datasets and whether they are on this machine."""
     from ogkd.data.catalog import benchmark, known_benchmarks
 
-    if name is not None:
-        facts = _facts(benchmark(name))
-        if as_json:
-            print_json(facts)
-        else:
-            print_facts({key.replace("_", " "): _in_words(value) for key, value in facts.items()})
-        return
-    rows = [_facts(record) for record in known_benchmarks().values()]
+    records = known_benchmarks().values() if name is None else [benchmark(name)]
+    rows = [_facts(record) for record in records]
     if as_json:
-        print_json(rows)
-        return
-    cells = []
-    for row in rows:
-        counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
-        cells.append(
-            [row["name"], _in_words(row["present"]), row["modality"], row["organ"], *counts]
-        )
-    numbers = ("classes", "train", "val", "test")
-    print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
-    typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
+        print_json(rows if name is None else rows[0])
+    elif name is not None:
+        print_facts({key.replace("_", " "): _in_words(value) for key, value in rows[0].items()})
+    else:
+        columns, numbers = ("name", "here", "modality", "organ"), ("classes", *SPLITS)
+        cells = [
+            [row["name"], _in_words(row["present"]), row["modality"], row["organ"]]
+            + [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
+            for row in rows
+        ]
+        print_table((*columns, *numbers), cells, numbers=numbers)
+        typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
 
 
 def _in_words(value: Any) -> str:
@@ -77,10 +73,6 @@ def _in_words(value: Any) -> str:
 @app.command("download")
 def download(
     names: Annotated[list[str], Argument(help="Benchmarks such as btmri, or all.")],
-    folder: Annotated[
-        Path | None,
-        Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
-    ] = None,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
     from ogkd.data.catalog import benchmark, benchmarks
@@ -88,19 +80,18 @@ def download(
 
     known = benchmarks() if names == ["all"] else names
     for record in dict.fromkeys([benchmark(name) for name in known]):
-        if present := locate_benchmark(record, folder=folder):
+        if present := locate_benchmark(record):
             typer.echo(f"{record.name} is already present: {present}")
             continue
         say(f"{record.name}: licence: {record.licence}")
         try:
-            path = download_benchmark(record, folder=folder)
+            path = download_benchmark(record)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
             ) from error
         typer.echo(f"{record.name} -> {path}")
-        data = record.name if folder is None else path
-        typer.echo(f"Next:  ogkd fit {data} --shots 16 --out my-model")
+        typer.echo(f"Next:  ogkd fit {record.name} --shots 16 --out my-model")
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
@@ -180,8 +171,6 @@ def split(
     left_out: Annotated[
         Path | None, Option(help="Write a CSV file of the images left out, with the reasons.")
     ] = None,
-    root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None,
-    classes: opt.ClassesOption = None,
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
     cases: opt.CasesOption = None,
@@ -199,22 +188,14 @@ def split(
     from ogkd.data.tables import table_text
 
     wanted = _read_shares(shares)
-    dataset = read_images(
-        data,
-        Grouping.parse(cases),
-        root=root,
-        class_names=opt.read_classes(classes),
-        findings=opt.read_classes(findings),
-    )
+    dataset = read_images(data, Grouping.parse(cases), findings=opt.read_classes(findings))
     audit = checked(data, Grouping.parse(slice=slice).apply(dataset))
     division = divide_checked(dataset, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.dataset, out.parent))
     if left_out is not None:
         write_new(left_out, left_out_text(division, left_out.parent))
-    counts = division.counts()
-    rows = [[_plain(name), *(part[name] for part in counts.values())] for name in dataset.names]
-    rows.append(["all", *(division.size(part) for part in counts)])
-    print_table((dataset.task.noun, *counts), rows, numbers=tuple(counts))
+    sizes = Counter(case.split for case in division.dataset.cases)
+    _print_counts(dataset.task.noun, division.counts(), sizes)
     for line in division_notes(division):
         say(_plain(line))
     typer.echo(f"-> {out}")
@@ -259,14 +240,14 @@ def division_notes(division: Division) -> Iterator[str]:
 def _read_shares(text: str) -> dict[str, float]:
     try:
         sizes = [float(part) for part in opt.split_list(text)]
-    except ValueError:
-        sizes = []
-    names = {2: ("train", "test"), 3: ("train", "val", "test")}.get(len(sizes), ())
-    if not names or not all(0 < size < math.inf for size in sizes):
-        raise ConfigError(
-            f"shares must be two or three numbers above 0, but are '{text}'.", argument="shares"
-        )
-    return {name: size / sum(sizes) for name, size in zip(names, sizes, strict=True)}
+        names = {2: ("train", "test"), 3: SPLITS}[len(sizes)]
+        if min(sizes) > 0 and sum(sizes) < math.inf:  # written so that a NaN fails
+            return {name: size / sum(sizes) for name, size in zip(names, sizes, strict=True)}
+    except (ValueError, KeyError):
+        pass
+    raise ConfigError(
+        f"shares must be two or three numbers above 0, but are '{text}'.", argument="shares"
+    )
 
 
 def data_folder(data: Path) -> Path:
@@ -278,14 +259,21 @@ def data_folder(data: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
+def _print_counts(
+    noun: str, counts: Mapping[str, Mapping[str, int]], sizes: Mapping[str, int]
+) -> None:
+    """A table of the images of each class in each part, and of all."""
+    names = next(iter(counts.values()))
+    rows = [[_plain(name), *(part[name] for part in counts.values())] for name in names]
+    rows.append(["all", *(sizes[part] for part in counts)])
+    parts = [part or "images" for part in counts]
+    print_table((noun, *parts), rows, numbers=parts)
+
+
 def _print_audit(audit: Audit) -> None:
     facts = audit.facts
-    splits = {split or "images": counts for split, counts in facts.counts.items()}
-    names = next(iter(splits.values()))
-    rows = [[_plain(name), *(counts[name] for counts in splits.values())] for name in names]
-    sizes_of = Counter(record.split or "images" for record in audit.records)
-    rows.append(["all", *(sizes_of[split] for split in splits)])
-    print_table(("class", *splits), rows, numbers=tuple(splits))
+    sizes_of = Counter(record.split for record in audit.records)
+    _print_counts("class", facts.counts, sizes_of)
     sizes = shorten(", ".join(facts.sizes), 40, placeholder=" ...") or "none"
     typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes}")
     for finding in audit.findings:

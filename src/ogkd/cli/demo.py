@@ -1,4 +1,4 @@
-"""`ogkd demo`: all steps from images to a report, offline, on phantoms."""
+"""`ogkd phantoms` and `ogkd demo`: images drawn by a program, and all steps on them, offline."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 import ogkd
-from ogkd.cli import options as opt
-from ogkd.cli.output import print_table
+from ogkd.cli.output import print_facts, print_table
 from ogkd.errors import ConfigError
 from ogkd.files import write_text
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
-_OUT, _DATASETS = Path("demo-output"), "cxr,endoscopy"
+_OUT, _DATASETS = Path("demo-output"), ("cxr", "endoscopy")
 _METHODS = {
     "zero-shot-ensemble": "a dozen descriptions of each class, no labelled image",
     "fused": "the descriptions and {shots} labelled images per class, in closed form",
@@ -34,23 +33,72 @@ _VAL, _TEST = 30, 50  # images per class, to calibrate and to test on
 _MARK = ".ogkd-demo"
 
 
+def phantoms(
+    name: Annotated[str | None, Argument(help="A phantom dataset; without it, a list.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
+    train: Annotated[int, Option(min=0, max=100_000, help="Training images per class.")] = 32,
+    val: Annotated[int, Option(min=0, max=100_000, help="Validation images per class.")] = 8,
+    test: Annotated[int, Option(min=0, max=100_000, help="Test images per class.")] = 50,
+    seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
+    size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    missing: Annotated[
+        float, Option(help="chest-findings: share of answers that the table leaves empty.")
+    ] = 0.0,
+    volumes: Annotated[
+        int | None,
+        Option(metavar="SLICES", min=3, max=512, help="Write volumes (NIfTI) of so many slices."),
+    ] = None,
+    share: Annotated[
+        float, Option(min=0.0, max=1.0, help="Share of a volume's slices with the finding.")
+    ] = 0.1,
+) -> None:
+    """Write a phantom dataset as {train,val,test}/class folders of PNG files, or list them.
+
+    chest-findings has several findings in an image: folders without classes and
+    a table films.csv with a column for each finding; the numbers are then of
+    images in all. With --volumes, the folders have volumes, and slices.csv says
+    what each slice shows. Phantoms are drawings that imitate a modality. They show
+    no patient and have no clinical meaning.
+    """
+    from ogkd.data import phantoms as drawn
+
+    if name is None:
+        facts = {
+            key: f"{dataset.title}: {', '.join(dataset.class_names)}"
+            for key, dataset in drawn.PHANTOMS.items()
+        }
+        several = f"Chest films with several findings: {', '.join(drawn.FINDINGS)}"
+        print_facts(facts | {drawn.CHEST_FINDINGS: several})
+        return
+    if out is None:
+        raise ConfigError("The folder to write is missing.", argument="out")
+    splits = {"train": train, "val": val, "test": test}
+    if name == drawn.CHEST_FINDINGS:
+        out = drawn.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
+        typer.echo(f"{sum(splits.values())} images of {len(drawn.FINDINGS)} findings -> {out}")
+        return
+    classes = len(drawn.phantom(name).class_names)
+    if volumes is None:
+        drawn.write_folder(name, out, splits=splits, seed=seed, size=size)
+    else:
+        options = {"slices": volumes, "share": share, "size": size}
+        drawn.write_volumes(name, out, splits=splits, seed=seed, **options)
+    what = "images" if volumes is None else "volumes"
+    typer.echo(f"{sum(splits.values()) * classes} {what} of {classes} classes -> {out}")
+
+
 def demo(
     out: Annotated[Path, Option("--out", "-o", help="The folder for the results.")] = _OUT,
-    datasets: Annotated[str, Option(help="Phantom datasets, separated by commas.")] = _DATASETS,
 ) -> None:
     """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
 
     The table of results has every dataset; the report is about the first one.
     """
-    from ogkd.data.phantoms import phantom
-
-    names = [phantom(name).name for name in dict.fromkeys(opt.split_list(datasets))]
-    if not names:
-        raise ConfigError("Give at least one phantom dataset, such as cxr.", argument="datasets")
     began = time.perf_counter()
     backbone = ogkd.load_backbone("builtin")
     _clear(out)
-    rows = [[name, *_accuracies(name, backbone, out, report=name == names[0])] for name in names]
+    first = _DATASETS[0]
+    rows = [[name, *_accuracies(name, backbone, out, report=name == first)] for name in _DATASETS]
     numbers = ("chance", *_METHODS)
     typer.echo(f"\nTest accuracy on phantoms ({_SHOTS} shots)")
     print_table(("dataset", *numbers), rows, numbers=numbers)
@@ -63,7 +111,7 @@ Done in {time.perf_counter() - began:.0f} s. Everything is in {out}:
   images/   the phantoms, as ordinary image folders
   models/   the fitted models ({_KEPT})
 Phantoms are drawings: these numbers mean nothing for patients.
-Next: ogkd predict {out / "models" / names[0]} {out / "images" / names[0] / "test"}
+Next: ogkd predict {out / "models" / first} {out / "images" / first / "test"}
 Open the report in a browser: {out / "report.html"}"""
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 from ogkd.data.names import SPLITS as SPLITS
 from ogkd.data.names import first_lines, split_name
 from ogkd.data.task import Target, Task
-from ogkd.data.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 
@@ -107,11 +107,10 @@ class Dataset:
     unit: str = "image"  # what a case is called, in the singular
 
     def __repr__(self) -> str:
-        splits = {split: len(self.part(split)) for split in self.splits} if self.has_splits else {}
-        parts = f" ({', '.join(f'{name} {count}' for name, count in splits.items())})" * bool(
-            splits
-        )
-        return f"<Dataset: {len(self.cases)} {self.unit}s{parts}, {self.task.describe()}>"
+        counts = Counter(case.split for case in self.cases if case.split)
+        parts = ", ".join(f"{split} {count}" for split, count in counts.items())
+        size = f"{len(self.cases)} {self.unit}s{parts and f' ({parts})'}"
+        return f"<Dataset: {size}, {self.task.describe()}>"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -190,14 +189,11 @@ class Dataset:
         task, new = self.task.restrict(kept)
         cases = []
         for case in self.cases:
-            target = new(case.target)
-            if target is None:
+            if (target := new(case.target)) is None:
                 continue
-            targets = None
-            if case.image_targets is not None:
-                targets = tuple(
-                    -1 if (t := new(label)) is None else t for label in case.image_targets
-                )
+            targets = case.image_targets
+            if targets is not None:
+                targets = tuple(-1 if (t := new(label)) is None else t for label in targets)
             cases.append(replace(case, target=target, image_targets=targets))
         return replace(self, cases=tuple(cases), task=task, ignored=())
 
@@ -210,14 +206,6 @@ class Dataset:
 
 def unlabelled_cases(images: Iterable[ImageRef]) -> list[Case]:
     return [Case.single(image) for image in images]
-
-
-def dataset_of(
-    images: Sequence[ImageRef], labels: Sequence[int], class_names: Sequence[str]
-) -> Dataset:
-    """A dataset of single images with one class each."""
-    cases = [Case.single(image, int(label)) for image, label in zip(images, labels, strict=True)]
-    return Dataset(tuple(cases), OneOf(tuple(class_names)))
 
 
 def images_of(cases: Iterable[Case]) -> list[ImageRef]:

@@ -105,23 +105,18 @@ def benchmarks() -> Mapping[str, Benchmark]:
 
 
 @functools.cache
-def _plugged() -> Mapping[str, Benchmark]:
-    """The datasets of plugins, whose entry points are paths of files like catalog.toml."""
-    known: dict[str, Benchmark] = {}
+def known_benchmarks() -> Mapping[str, Benchmark]:
+    """The paper's datasets and those of plugins, whose entry points are paths of such files."""
+    known = dict(benchmarks())
     for what, _, path in plugins.installed(plugins.DATASETS):
         try:
             records = read_catalog(Path(path))
         except (OSError, TypeError, ConfigError) as error:
             raise ConfigError(f"{what} cannot be used: {error}") from error
-        if twice := [name for name in records if _called(name, {**known, **benchmarks()})]:
+        if twice := [name for name in records if _called(name, known)]:
             raise ConfigError(f"Two datasets are named '{twice[0]}', one of them in {path}.")
         known |= records
-    return known
-
-
-def known_benchmarks() -> dict[str, Benchmark]:
-    """The paper's datasets and those of plugins, by name."""
-    return {**benchmarks(), **_plugged()}
+    return MappingProxyType(known)
 
 
 def find_benchmark(name: str) -> Benchmark | None:
@@ -143,7 +138,9 @@ def plain_name(text: str) -> str:
     return re.sub(r"[\W_]", "", text.casefold())
 
 
-def benchmark(name: str) -> Benchmark:
+def benchmark(name: str | Benchmark) -> Benchmark:
+    if isinstance(name, Benchmark):
+        return name
     if (record := find_benchmark(name)) is not None:
         return record
     known = known_benchmarks()

@@ -16,26 +16,6 @@ from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError
 
 
-def split_dataset(
-    dataset: Dataset,
-    fractions: Mapping[str, float],
-    seed: int,
-    *,
-    together: Iterable[Sequence[int]] = (),
-) -> Dataset:
-    """Divide a dataset that has no splits, such as by {"train": 0.7, "val": 0.1, "test": 0.2}.
-
-    Groups stay whole where they are known, and so do images whose numbers `together` lists in one
-    row, such as copies. Every class is divided in the same proportions as far as that allows
-    (without groups: to within one image); where it has few images, train gets the first and test
-    the second. Neither the order of the cases nor the folder they are in matters.
-    """
-    if dataset.has_splits:
-        raise DataError("This dataset already has splits. Use them, or clear them first.")
-    cases = _assign(dataset.cases, dataset.task, fractions, seed, together)
-    return dataset.with_cases(cases)
-
-
 def complete_splits(
     dataset: Dataset,
     fractions: Mapping[str, float],
@@ -45,28 +25,30 @@ def complete_splits(
 ) -> tuple[Dataset, tuple[Case, ...]]:
     """Give a dataset the splits that it lacks; also the cases that had to be left out for it.
 
-    Without splits: see `split_dataset`. Splits that exist stay, except for what would leak: see
-    `separate_groups`, where a row of `together` counts as a group too. Splits that are missing
-    are taken from train.
+    `fractions` are such as {"train": 0.7, "val": 0.1, "test": 0.2}. Groups stay whole where they
+    are known, and so do images whose numbers `together` lists in one row, such as copies. Every
+    class is divided in the same proportions as far as that allows (without groups: to within one
+    image); where it has few images, train gets the first and test the second. Neither the order of
+    the cases nor the folder they are in matters. Splits that exist stay, except for what would
+    leak: see `separate_groups`, where a row of `together` counts as a group too. Splits that are
+    missing are taken from train.
     """
+    cases, shares = dataset.cases, _shares(fractions)
     if not dataset.has_splits:
-        return split_dataset(dataset, fractions, seed, together=together), ()
-    cases, leaks = dataset.cases, _leaks(dataset, together)
-    rest = [number for number, case in enumerate(cases) if case not in leaks]
-    parts = {number: cases[number] for number in rest}
+        return dataset.with_cases(_assign(cases, dataset.task, shares, seed, together)), ()
+    leaks = _leaks(dataset, together)
+    parts = {number: case for number, case in enumerate(cases) if case not in leaks}
+    train = [number for number, case in parts.items() if case.split == "train"]
     present = {case.split for case in parts.values()}
-    wanted = {name: share for name, share in _shares(fractions).items() if name not in present}
-    if wanted and "train" in present:
-        share = _shares(fractions).get("train", max(fractions.values()))
+    wanted = {name: share for name, share in shares.items() if name not in present}
+    if wanted and train:
+        share = shares.get("train", max(shares.values()))
         total = share + sum(wanted.values())
         wanted = {part: weight / total for part, weight in {"train": share, **wanted}.items()}
-        train = [number for number in rest if cases[number].split == "train"]
         position = {number: row for row, number in enumerate(train)}
         rows = [[position[n] for n in row if n in position] for row in together]
-        assigned = _assign(
-            [cases[number] for number in train], dataset.task, wanted, seed, filter(None, rows)
-        )
-        parts |= dict(zip(train, assigned, strict=True))
+        divided = _assign([cases[n] for n in train], dataset.task, wanted, seed, filter(None, rows))
+        parts |= dict(zip(train, divided, strict=True))
     return dataset.with_cases(parts.values()), tuple(case for case in cases if case in leaks)
 
 
@@ -133,11 +115,10 @@ class _Parts:
 def _assign(
     cases: Sequence[Case],
     task: Task,
-    fractions: Mapping[str, float],
+    shares: Mapping[str, float],
     seed: int,
-    together: Iterable[Sequence[int]] = (),
+    together: Iterable[Sequence[int]],
 ) -> list[Case]:
-    shares = _shares(fractions)
     names = _unit_names(cases, together)
     units: dict[str, Counter[int]] = defaultdict(Counter)
     for name, strata in sorted(
@@ -183,13 +164,10 @@ def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
     shares = {split_name(name): share for name, share in fractions.items()}
     right = len(shares) >= 2 and len(shares) == len(fractions) and "" not in shares
     # Written so that a NaN fails.
-    if not right or not all(share > 0 for share in shares.values()):
+    if not (right and min(shares.values()) > 0 and abs(sum(shares.values()) - 1) < 1e-6):
         raise ConfigError(
-            f"Fractions must give two or more splits a share above 0, but got {fractions}."
-        )
-    if not abs(sum(shares.values()) - 1) < 1e-6:
-        raise ConfigError(
-            f"Fractions must add up to 1, but {fractions} add up to {sum(shares.values()):g}."
+            "Fractions must give two or more splits a share above 0 and add up to 1, but are "
+            f"{dict(fractions)}."
         )
     return shares
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 
-from ogkd.data.names import read_class_names
+from ogkd.data.names import fold_name, read_class_names
 from ogkd.data.task import ABSENT, PRESENT, UNKNOWN
 from ogkd.errors import DataError, did_you_mean
 
@@ -37,8 +37,8 @@ def read_findings(
 
     `wanted` names the findings to read; without it, they are all that the table has.
     """
-    by_name = {_plain(name): name for name in columns}
-    asked = None if wanted is None else [by_name.get(_plain(name)) for name in wanted]
+    by_name = {fold_name(name): name for name in columns}
+    asked = None if wanted is None else [by_name.get(fold_name(name)) for name in wanted]
     if rows and LISTED in rows[0][1] and not any(asked or ()):
         return _listed(path, rows, wanted)
     if asked is not None and None in asked:
@@ -97,16 +97,18 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
     for line, row in rows:
         cell = row[LISTED]
         parts = [part.strip() for part in cell.split(_BETWEEN) if part.strip()]
-        listed = {_plain(part) for part in parts}
+        listed = {fold_name(part) for part in parts}
         nothing = listed & set(_NOTHING)
         if nothing and listed - nothing:
             raise DataError(
                 f"{path}, line {line}: the labels are '{cell}', a finding and none at once."
             )
-        spelt |= {_plain(part): part for part in parts if _plain(part) not in (*spelt, *_NOTHING)}
+        spelt |= {
+            fold_name(part): part for part in parts if fold_name(part) not in (*spelt, *_NOTHING)
+        }
         each.append(listed - nothing if parts else None)
     names = list(wanted) if wanted is not None else [spelt[key] for key in sorted(spelt)]
-    if unknown := sorted(set(spelt) - {_plain(name) for name in names}):
+    if unknown := sorted(set(spelt) - {fold_name(name) for name in names}):
         raise DataError(
             f"{path} lists findings that were not given: {', '.join(spelt[u] for u in unknown)}. "
             f"Given: {', '.join(names)}.",
@@ -114,12 +116,8 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
         )
     if not names:
         raise DataError(f"{path}: the column {LISTED} lists no finding.")
-    keys = [_plain(name) for name in names]
+    keys = [fold_name(name) for name in names]
     values = [
         tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each
     ]
     return read_class_names(names), values, ""
-
-
-def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").split()).casefold()

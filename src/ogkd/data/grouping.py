@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import shorten
 
 from ogkd.data.case import Case, Dataset, images_of
 from ogkd.data.names import first_lines
@@ -117,36 +118,32 @@ class Grouping:
         if rule is None:
             return list(cases)
         mismatch: list[DataError] = []  # the rule does not fit a file
-        readable = False
 
-        def expanded(case: Case) -> Case:
-            nonlocal readable
-            images: list[ImageRef] = []
-            targets: list[Target] = []
-            for image, target in zip(case.images, _labels(case), strict=True):
-                try:
-                    parts = parts_of(image, rule)
-                except DataError as error:
-                    mismatch.extend([error] if error.argument else [])
-                    parts = [Broken(image.file, image.part, str(error))]
-                readable |= not isinstance(parts[0], Broken)
-                images += parts
-                targets += [target] * len(parts)
-            known = None if case.image_targets is None else tuple(targets)
-            bar.advance()
-            return replace(case, images=tuple(images), image_targets=known)
+        def parts(image: ImageRef) -> list[ImageRef]:
+            try:
+                return parts_of(image, rule)
+            except DataError as error:
+                mismatch.extend([error] if error.argument else [])
+                return [Broken(image.file, image.part, str(error))]
 
+        expanded = []
         with progress_bar("Looking for slices", len(cases)) as bar:
-            several = [expanded(case) for case in cases]
-        if mismatch and not readable:
+            for case in cases:
+                several = [parts(image) for image in case.images]
+                targets = case.image_targets
+                if targets is not None:
+                    pairs = zip(targets, several, strict=True)
+                    targets = tuple(target for target, images in pairs for _ in images)
+                images = tuple(image for images in several for image in images)
+                expanded.append(replace(case, images=images, image_targets=targets))
+                bar.advance()
+        if mismatch and all(isinstance(image, Broken) for image in images_of(expanded)):
             raise mismatch[-1]  # another rule is needed; of some files, what remains is used
-        return several
+        return expanded
 
     def _series(self, cases: Sequence[Case]) -> dict[ImageRef, Series]:
         series: dict[ImageRef, Series] = {}
-        if self.by not in ("study", "series"):
-            return series
-        for image in images_of(cases):
+        for image in images_of(cases) if self.by in ("study", "series") else ():
             if kind_of(image.file) != "dicom":
                 raise self._nameless(f"{image} is not a DICOM file and has no {self.by}")
             with contextlib.suppress(DataError):  # reading the image will say why
@@ -163,11 +160,11 @@ class Grouping:
                 return uid
             raise self._nameless(f"The header of {case.image} has no {self.by}")
         column = str(self.by)
-        for known in (column, _WRITTEN):
-            if known in case.columns:
-                if not case.columns[known]:
-                    raise self._nameless(f"The column '{known}' is empty for {case.image}")
-                return case.columns[known]
+        known = next((name for name in (column, _WRITTEN) if name in case.columns), None)
+        if known is not None:
+            if name := case.columns[known]:
+                return name
+            raise self._nameless(f"The column '{known}' is empty for {case.image}")
         if column == _PATIENT and case.group is not None:
             return case.group
         if len(case.images) > 1:  # named by the caller
@@ -208,7 +205,7 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
     for name, group in groups.items():
         labels = [label for case in group for label in _labels(case)]
         target = task.merge(labels)
-        patients = {case.group: None for case in group if case.group is not None}
+        patients = {case.group for case in group if case.group is not None}
         for what, values in (
             ("splits", {case.split for case in group}),
             ("patients", patients),
@@ -218,8 +215,7 @@ def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
                 complaints.append(f"{name}: {what} {', '.join(sorted(values))}")
         own_labels |= len(set(labels)) > 1 or any(case.image_targets for case in group)
         case = _joined(name, group, labels[0] if target is None else target)
-        patient = next(iter(patients), None)
-        merged.append(replace(case, group=patient, image_targets=tuple(labels)))
+        merged.append(replace(case, group=min(patients, default=None), image_targets=tuple(labels)))
     if complaints:
         raise DataError(
             f"{len(complaints)} case(s) contradict themselves:\n{first_lines(complaints)}\n"
@@ -246,11 +242,13 @@ def _warn_of_irregularities(
         by_series[header.series].append(header)
     for uid, headers in by_series.items():
         numbers = Counter(h.number for h in headers if h.number is not None)
-        missing = set(range(min(numbers), max(numbers) + 1)) - set(numbers) if numbers else set()
-        repeated = [number for number, times in numbers.items() if times > 1]
+        between = range(min(numbers, default=0), max(numbers, default=-1) + 1)
+        missing = [str(number) for number in between if number not in numbers]
+        repeated = [str(number) for number in between if numbers[number] > 1]
         for instances, what in ((missing, "is missing"), (repeated, "occurs more than once")):
             if instances:
-                lines.append(f"series {uid}: instance {_short(instances)} {what}")
+                shown = shorten(", ".join(instances), 40, placeholder=" ...")
+                lines.append(f"series {uid}: instance {shown} {what}")
         if len({h.normal for h in headers if h.normal}) > 1:
             lines.append(f"series {uid}: slices of more than one orientation")
     for name, group in groups.items():
@@ -266,9 +264,3 @@ def _warn_of_irregularities(
     if lines:
         text = f"These series or cases are irregular; all images are used:\n{first_lines(lines)}"
         warnings.warn(text, OgkdWarning, stacklevel=3)
-
-
-def _short(numbers: Iterable[int]) -> str:
-    ordered = sorted(numbers)
-    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
-    return ", ".join(map(str, ordered[:5])) + more

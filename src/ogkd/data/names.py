@@ -37,9 +37,14 @@ def misspelt_split(name: str) -> str | None:
     return _SPLIT_NAMES[near[0]] if near else None
 
 
+def clean_name(name: str) -> str:
+    # One form for each letter: some systems store "é" as two characters, others as one.
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
 def fold_name(name: str) -> str:
     """Remove from a class name what may differ between two spellings of it."""
-    return name.replace("_", " ").strip().casefold()
+    return clean_name(name).casefold()
 
 
 def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
@@ -47,8 +52,9 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
     names = tuple(clean_name(name) for name in raw)
     if "" in names:
         raise DataError("A class name is empty, or consists of underscores only.")
-    if invalid := next((name for name in names if _is_not_text(name)), None):
-        raise DataError(f"The class name {invalid!a} has characters that are not text.")
+    for name in names:  # control characters, or not UTF-8, such as a folder from an old disk
+        if {unicodedata.category(sign) for sign in name} & {"Cc", "Cs"}:
+            raise DataError(f"The class name {name!a} has characters that are not text.")
     counts = Counter(name.casefold() for name in names)
     if twice := sorted({name for name in names if counts[name.casefold()] > 1}):
         raise DataError(
@@ -65,12 +71,17 @@ def class_labels(
     Without a list of classes, the labels are the classes. A label outside a list is refused; a
     whole number counts as a label where no class has such a name.
     """
+    names = read_class_names(labels if class_names is None else class_names)
+    if len(names) < 2:
+        raise DataError(
+            f"{source} has {len(names)} class(es); at least 2 are needed, each with a folder or a "
+            "label of its own."
+        )
     if class_names is None:
-        return read_class_names(labels), {name: number for number, name in enumerate(labels)}
-    names = read_class_names(class_names)
-    by_name = {name.casefold(): number for number, name in enumerate(names)}
-    numbers = {str(number): number for number in range(len(names))}
-    known = {raw: by_name.get(clean_name(raw).casefold(), numbers.get(raw, -1)) for raw in labels}
+        return names, {name: number for number, name in enumerate(labels)}
+    by_name = {str(number): number for number in range(len(names))}
+    by_name |= {fold_name(name): number for number, name in enumerate(names)}
+    known = {raw: by_name.get(fold_name(raw), -1) for raw in labels}
     if unknown := [raw for raw, number in known.items() if number < 0]:
         raise DataError(
             f"{source} has labels outside the class list: {', '.join(unknown)}. "
@@ -82,12 +93,8 @@ def class_labels(
 def normal_labels(names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
     """Numbers of the classes that mean "no finding", by `normal` or by their own name."""
     if normal is None:
-        words = {"normal", "healthy"}
-        return tuple(
-            number
-            for number, name in enumerate(names)
-            if words & set(name.lower().replace("-", " ").split())
-        )
+        words = [set(name.lower().replace("-", " ").split()) for name in names]
+        return tuple(n for n, each in enumerate(words) if each & {"normal", "healthy"})
     known = {fold_name(name): number for number, name in enumerate(names)}
     if unknown := [name for name in normal if fold_name(name) not in known]:
         raise ConfigError(
@@ -96,16 +103,6 @@ def normal_labels(names: Sequence[str], normal: Sequence[str] | None) -> tuple[i
             argument="normal",
         )
     return tuple(sorted({known[fold_name(name)] for name in normal}))
-
-
-def clean_name(name: str) -> str:
-    # One form for each letter: some systems store "é" as two characters, others as one.
-    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
-
-
-def _is_not_text(name: str) -> bool:
-    """Whether a name has control characters or is not UTF-8, such as a folder from an old disk."""
-    return any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
 
 
 def first_lines(lines: Sequence[object]) -> str:

@@ -55,15 +55,10 @@ def read_dataset(
     path = Path(source)
     folder = path.parent if root is None else Path(root)
     ending = "folder" if path.is_dir() else path.suffix.lower()
-    for argument, value, others in (
-        ("findings", findings, ("folder", ".json", ".npz")),
-        ("root", root, ("folder", ".npz")),
-    ):
-        if value is not None and ending in others:
-            raise ConfigError(
-                f"{argument} is for tables and split files, but {path} is none that takes it.",
-                argument=argument,
-            )
+    others = {"findings": ("folder", ".json", ".npz"), "root": ("folder", ".npz")}
+    for argument, value in (("findings", findings), ("root", root)):
+        if value is not None and ending in others[argument]:
+            raise ConfigError(f"{argument} is not for {path}.", argument=argument)
     if not folder.is_dir() and root is not None:
         raise DataError(f"There is no folder {folder}, given as root.", argument="root")
     if ending == "folder":
@@ -115,12 +110,12 @@ def _read_split_file(path: Path, folder: Path, class_names: Sequence[str] | None
     splits = [split_name(split) for split in parts]
     if not rows or not set(splits) <= set(SPLITS) or len(set(splits)) < len(splits):
         raise DataError(f"{path} has no images in train, val and test, but {', '.join(parts)}.")
-    if len(names) < 2 or max(names) >= len(names):
+    if max(names) >= len(names):
         raise DataError(
             f"{path} has {len(names)} class(es) with labels up to {max(names)}: labels must count "
             "0, 1, 2, ... without gaps."
         )
-    ordered = read_class_names(names[label] for label in sorted(names))
+    ordered, _ = class_labels(path, [names[label] for label in sorted(names)], None)
     if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
             f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
@@ -134,7 +129,7 @@ def _read_split_file(path: Path, folder: Path, class_names: Sequence[str] | None
 # MedMNIST archives: {train,val,test}_images and _labels in one .npz file. `file.npz#train/0` is the
 # first training image, which `ogkd.images` opens when it is needed.
 
-_MOST_IMAGES, _MOST_CLASSES = 50_000_000, 100_000  # far beyond any real archive; a header may lie
+_MOST = 100_000  # classes, far beyond any real archive
 # What zipfile and numpy raise on files that are cut short, encrypted or something else.
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, RuntimeError)
 
@@ -168,18 +163,17 @@ def _labels(path: Path, archive: zipfile.ZipFile, split: str) -> list[int]:
     with archive.open(f"{split}_images.npy") as file:
         images, _ = npy_header(file)
     with archive.open(f"{split}_labels.npy") as file:
-        shape, dtype = npy_header(file)
+        labels = np.lib.format.read_array(file, allow_pickle=False)
     flat = len(images) == 3 or (len(images) == 4 and images[3] in (1, 3))
-    one_each = shape in (images[:1], (*images[:1], 1)) and np.issubdtype(dtype, np.integer)
-    if not (flat and one_each) or images[0] > _MOST_IMAGES:
+    one_each = labels.shape in (images[:1], (*images[:1], 1))
+    numbers: list[int] = (
+        labels.ravel().tolist() if np.issubdtype(labels.dtype, np.integer) else [-1]
+    )
+    if not (flat and one_each and 0 <= min(numbers, default=0) <= max(numbers, default=0) < _MOST):
         raise DataError(
-            f"{path}, {split}: images of shape {images} and labels of shape {shape} ({dtype}) are "
-            "not flat images with one whole number each."
+            f"{path}, {split}: images of shape {images} and labels of shape {labels.shape} "
+            f"({labels.dtype}) are not flat images with the number of a class each."
         )
-    with archive.open(f"{split}_labels.npy") as file:
-        numbers: list[int] = np.lib.format.read_array(file, allow_pickle=False).ravel().tolist()
-    if not 0 <= min(numbers, default=0) <= max(numbers, default=0) < _MOST_CLASSES:
-        raise DataError(f"{path}, {split}_labels: a label is not the number of a class.")
     return numbers
 
 
@@ -188,10 +182,8 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
     parts = _split_folders(root) or [("", root)]
     top = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
-    if len(folders) < 2:
-        raise DataError(_too_few_classes(top, folders))
     read_class_names(folders)  # two folders must not mean one class
-    names, labels = class_labels(root, folders, class_names)
+    names, labels = class_labels(top, folders, class_names)
     cases = [
         Case.single(ImageRef(file), labels[folder], split=split)
         for split, part in parts
@@ -211,11 +203,18 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
 
 
 def _split_folders(root: Path) -> list[tuple[str, Path]]:
-    """The splits at the top of a folder, in their usual order."""
+    """The splits at the top of a folder, in their usual order; all that are meant as one."""
     named = [(split_name(path.name), path) for path in _folders(root)]
     parts = [part for part in named if part[0] in SPLITS]
-    if parts:
-        _refuse_lost_splits(root, parts, [path for name, path in named if name not in SPLITS])
+    classes = {folder.name for _, part in parts for folder in _folders(part)}
+    for name, other in named if parts else ():
+        near = misspelt_split(other.name)
+        if near or (name not in SPLITS and classes & {path.name for path in _folders(other)}):
+            guess = f" Is it '{near}'?" if near else ""
+            raise DataError(
+                f"{root} contains {', '.join(part.name for _, part in parts)} and '{other.name}', "
+                f"which is not the name of a split.{guess}"
+            )
     return sorted(parts, key=lambda part: SPLITS.index(part[0]))
 
 
@@ -232,32 +231,6 @@ def unread_below(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
         return ()
     each = ", ".join(f"{number} {ending}" for ending, number in sorted(counts.items()))
     return ((f"Files left out, because their format is not read: {each}.", "Convert them to PNG."),)
-
-
-def _refuse_lost_splits(
-    root: Path, parts: Sequence[tuple[str, Path]], others: Sequence[Path]
-) -> None:
-    """Refuse a folder that would be left out although it is meant as a split."""
-    classes = {folder.name for _, part in parts for folder in _folders(part)}
-    for other in others:
-        near = misspelt_split(other.name)
-        if near or classes & {folder.name for folder in _folders(other)}:
-            guess = f" Is it '{near}'?" if near else ""
-            raise DataError(
-                f"{root} contains {', '.join(part.name for _, part in parts)} and '{other.name}', "
-                f"which is not the name of a split.{guess}"
-            )
-
-
-def _too_few_classes(root: Path, folders: Sequence[str]) -> str:
-    message = (
-        f"{root} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
-        f"of each class in a folder with its name: {root}/benign/..., {root}/malignant/..."
-    )
-    # An unpacked archive often has one folder around everything.
-    if len(folders) == 1 and len(_folders(root / folders[0])) > 1:
-        message += f" Or did you mean {root / folders[0]}?"
-    return message
 
 
 def _folders(root: Path) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
@@ -25,24 +25,6 @@ def check_seed(seed: int) -> None:
         )
 
 
-def few_shot(
-    dataset: Dataset,
-    cases: Sequence[Case],
-    shots: int | None,
-    seed: int,
-    *,
-    sampling: Sampling = "released",
-) -> list[Case]:
-    """`shots` cases of each class; a class with fewer gives all it has. None keeps every case.
-
-    `released` draws what the released code draws (fidelity.md, 31): Python's generator, classes in
-    the order of first appearance, so it depends on the order of the cases and the sets of different
-    shots are unrelated. `nested` depends on the paths alone, not on their order, and the cases
-    of K shots are among those of any larger number.
-    """
-    return support_and_val(dataset.task, cases, (), shots, seed, sampling=sampling)[0]
-
-
 def support_and_val(
     task: Task,
     train: Sequence[Case],
@@ -52,9 +34,13 @@ def support_and_val(
     *,
     sampling: Sampling = "released",
 ) -> tuple[list[Case], list[Case]]:
-    """`shots` cases per class to learn from and at most 4 per class to validate on.
+    """`shots` cases of each class to learn from, and at most 4 of each to validate on.
 
-    The released draw of `val` continues with the generator where that of `train` stopped.
+    A class with fewer gives all it has; None keeps every case. `released` draws what the released
+    code draws (fidelity.md, 31): Python's generator, classes in the order of first appearance, so
+    it depends on the order of the cases and the sets of different shots are unrelated; the draw of
+    `val` continues with the generator where that of `train` stopped. `nested` depends on the paths
+    alone, not on their order, and the cases of K shots are among those of any larger number.
     """
     if sampling not in get_args(Sampling):
         known = ", ".join(get_args(Sampling))
@@ -87,10 +73,6 @@ def base_and_novel(class_names: Sequence[str]) -> tuple[tuple[int, ...], tuple[i
     >>> base_and_novel(["cyst", "stone", "tumor", "normal", "other"])
     ((0, 1, 2), (3, 4))
     """
-    if len(class_names) < 2:
-        raise ConfigError(
-            f"Base and novel classes need at least 2 classes, but there are {len(class_names)}."
-        )
     base = (len(class_names) + 1) // 2
     return tuple(range(base)), tuple(range(base, len(class_names)))
 
@@ -105,30 +87,16 @@ def flip_labels(
     flipped. The order of the cases is kept and does not matter; the flips of k are among those
     of k + 1.
     """
-    counts = Counter(case.target for case in cases)
-    most = max(counts.values(), default=0)
-    if not 0 <= flips <= most:
-        raise ConfigError(f"flips must be 0 to {most} (the images per class), but is {flips}.")
-    if flips == 0:
-        return list(cases)
-    labels = sorted(set(allowed))
-    if len(labels) < 2 or not counts.keys() <= set(labels):
-        raise ConfigError(
-            f"Labels can be flipped among {labels}, but the images have {sorted(counts)}. Allow at "
-            "least two classes, and every class that has images."
-        )
     new: dict[int, int] = {}
-    for label in counts:
+    for label in {case.target: None for case in cases}:
         rng = random.Random(f"flip {seed} {label}")
         # Positions, not cases: the same image may be there twice.
         members = [position for position, case in enumerate(cases) if case.target == label]
         members.sort(key=lambda position: cases[position].image.as_posix())
         rng.shuffle(members)
-        others = [other for other in labels if other != label]
+        others = sorted(set(allowed) - {label})
         new.update({position: rng.choice(others) for position in members[:flips]})
-    return [
-        replace(case, target=new.get(position, case.target)) for position, case in enumerate(cases)
-    ]
+    return [replace(case, target=new[n]) if n in new else case for n, case in enumerate(cases)]
 
 
 # Patients and lesions: a model must not learn from and be evaluated on cases of one group

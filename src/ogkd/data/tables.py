@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
 
 from ogkd.cells import escape_formula, escape_path, unescape_formula
 from ogkd.data.case import Case, Dataset, refuse_twice
@@ -30,14 +29,9 @@ _CASE = "case"  # the column that says which images belong together, as this pro
 _RESERVED = ("path", "label", "split", *_GROUPS, LISTED, _CASE)
 
 
-class Rows(NamedTuple):
-    """A table as text: lower-case column names with their spelling, and the rows with their line.
-
-    Whatever format a table has, this is what is made of it.
-    """
-
-    columns: dict[str, str]
-    rows: list[tuple[int, dict[str, str]]]
+# A table as text: lower-case column names with their spelling, and the rows with their line.
+Lines = list[tuple[int, dict[str, str]]]
+Rows = tuple[dict[str, str], Lines]
 
 
 def read_table(
@@ -80,7 +74,7 @@ def read_unlabelled_table(path: Path) -> list[Case]:
     return _cases(path, path.parent, columns, rows, [-1] * len(rows))
 
 
-def _check_splits(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> None:
+def _check_splits(path: Path, rows: Lines) -> None:
     for line, row in rows:
         if near := misspelt_split(row.get("split", "")):
             raise DataError(f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'?")
@@ -93,7 +87,7 @@ def _cases(
     path: Path,
     folder: Path,
     columns: Mapping[str, str],
-    rows: Sequence[tuple[int, dict[str, str]]],
+    rows: Lines,
     targets: Sequence[Target],
 ) -> list[Case]:
     groups = [name for name in columns if name in _GROUPS]
@@ -115,7 +109,7 @@ def _cases(
 
 
 def _classes(
-    path: Path, rows: Sequence[tuple[int, dict[str, str]]], class_names: Sequence[str] | None
+    path: Path, rows: Lines, class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[int]]:
     """The classes of the column label, and the class of each row."""
     labels = sorted({row["label"] for _, row in rows})
@@ -123,10 +117,6 @@ def _classes(
         line = next(line for line, row in rows if row["label"] in empty)
         raise DataError(f"{path}, line {line}: label is empty ('{empty[0]}').")
     names, number = class_labels(path, labels, class_names)
-    if len(names) < 2:
-        raise DataError(
-            f"{path} has {len(names)} class(es) in its column label; at least 2 are needed."
-        )
     return names, [number[row["label"]] for _, row in rows]
 
 
@@ -143,16 +133,16 @@ def table_text(dataset: Dataset, folder: Path) -> str:
         raise DataError(
             f"A finding cannot be called '{min(reserved)}', a column with another meaning."
         )
-    last = {}
+    last: dict[str, Callable[[Case], str]] = {}
     if any(case.group is not None for case in dataset.cases):
-        last["patient"] = [escape_formula(case.group or "") for case in dataset.cases]
+        last["patient"] = lambda case: case.group or ""
     if any(case.name != str(case.image) for case in dataset.cases):
-        last[_CASE] = [escape_formula(case.name) for case in dataset.cases]
+        last[_CASE] = lambda case: case.name
     rows = [["path", *map(escape_formula, columns), "split", *last]]
     address = relative_to(folder)
-    for number, case in enumerate(dataset.cases):
+    for case in dataset.cases:
         targets = case.image_targets or (case.target,) * len(case.images)
-        ends = [cells[number] for cells in last.values()]
+        ends = [escape_formula(cell(case)) for cell in last.values()]
         for image, target in zip(case.images, targets, strict=True):
             cells = [escape_formula(cell) for _, cell in task.cells(target)]
             rows.append([address(image), *cells, case.split, *ends])
@@ -167,15 +157,12 @@ def csv_text(rows: Sequence[Sequence[object]]) -> str:
 
 def writable(image: ImageRef) -> bool:
     """Whether a table can list the image: its address is text that does not end in a space."""
-    address = str(image)
-    return is_text(address) and address == address.rstrip()
+    return is_text(str(image)) and str(image) == str(image).rstrip()
 
 
 def relative_to(folder: Path) -> Callable[[ImageRef], str]:
     """A function that writes the address of an image for a table in `folder`."""
-    here = resolved(folder)
-
-    real = cache(resolved)
+    here, real = resolved(folder), cache(resolved)
 
     def address(image: ImageRef) -> str:
         file = real(image.file.parent) / image.file.name
@@ -190,16 +177,16 @@ def relative_to(folder: Path) -> Callable[[ImageRef], str]:
 def _image(table: Path, folder: Path, cell: str) -> ImageRef:
     """The image that a cell names; tables from Windows have backslashes between folders."""
     image = ImageRef.of(folder / cell)
-    if PureWindowsPath(cell).is_absolute() and not Path(cell).is_absolute():
-        if not image.file.is_file():
-            raise DataError(
-                f"{table}: {cell} is a path of a Windows computer. Write paths that are relative "
-                f"to {folder}, or to another root."
-            )
-    elif "\\" in cell and not image.file.is_file():
-        other = ImageRef.of(folder / cell.replace("\\", "/"))
-        return other if other.file.is_file() else image
-    return image
+    foreign = PureWindowsPath(cell).is_absolute() and not Path(cell).is_absolute()
+    if not (foreign or "\\" in cell) or image.file.is_file():
+        return image
+    if foreign:
+        raise DataError(
+            f"{table}: {cell} is a path of a Windows computer. Write paths that are relative "
+            f"to {folder}, or to another root."
+        )
+    other = ImageRef.of(folder / cell.replace("\\", "/"))
+    return other if other.file.is_file() else image
 
 
 def read_rows(path: Path) -> Rows:
@@ -235,7 +222,7 @@ def read_rows(path: Path) -> Rows:
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")
-    return Rows(dict(zip(header, titles, strict=True)), rows)
+    return dict(zip(header, titles, strict=True)), rows
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,13 +30,6 @@ Array = NDArray[np.float64]
 Probabilities = NDArray[np.float32]
 Labels = NDArray[np.int64]
 Masks = NDArray[np.bool_]
-
-
-class Calibrated(Protocol):
-    """A calibration: for each question of a task, an object with `probabilities(logits)`."""
-
-    @property
-    def questions(self) -> Sequence[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -73,12 +66,12 @@ class Task:
     names: tuple[str, ...]
     normal: tuple[int, ...] = ()
 
-    kind: ClassVar[str]
-    noun: ClassVar[str]  # what a name is
-    fewest: ClassVar[int]  # names that a model needs
-    guarantees: ClassVar[frozenset[str]]  # that a policy may request
-    affine: ClassVar[bool]  # whether calibration shifts logits, too
-    first_columns: ClassVar[int]  # columns of an answer before those of the names
+    kind: ClassVar[str] = "classes"
+    noun: ClassVar[str] = "class"  # what a name is
+    fewest: ClassVar[int] = 2  # names that a model needs
+    guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
+    affine: ClassVar[bool] = False  # whether calibration shifts logits, too
+    first_columns: ClassVar[int] = 4  # columns of an answer before those of the names
     no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
     needs: ClassVar[tuple[str, ...]] = ()  # what a method must support (`Method.supports`)
 
@@ -135,12 +128,9 @@ class Task:
 
     def _require_same(self, other: Task) -> None:
         if self.kind != other.kind:
-            columns = (
-                "a column for each finding (1, 0 or empty)" if self.affine else "a column label"
-            )
             raise DataError(
-                f"The model answers {self.plural}, but the data lists {other.plural}. Give a "
-                f"table with {columns}.",
+                f"The model answers {self.plural}, but the data lists {other.plural}: give a table "
+                "of what it answers.",
                 argument="findings" if self.affine else None,
             )
 
@@ -196,8 +186,8 @@ class Task:
 
     def shown_names(self, label: Any) -> str:
         """The names that a row of `labels` shows, as a|b."""
-        target = tuple(label.tolist()) if np.ndim(label) else label
-        return "|".join(self.names[number] for number in self.shown(target)) or NOTHING
+        shown = self.shown(tuple(label.tolist()) if np.ndim(label) else label)
+        return "|".join(self.names[number] for number in shown) or NOTHING
 
     def labels(self, targets: Sequence[Target]) -> Labels:
         """Targets as an array: [N] classes, or [N, F] findings."""
@@ -207,10 +197,6 @@ class Task:
     def label_shape(self) -> tuple[int, ...]:
         """The shape of one target as an array."""
         return ()
-
-    @property
-    def label_range(self) -> tuple[int, int]:
-        return 0, len(self.names) - 1
 
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         """The numbers of the names that these targets can teach, and warnings about the others."""
@@ -242,10 +228,8 @@ class Task:
         """Probabilities of the names [N, C] from those of each question."""
         return tables[0]
 
-    def probabilities(
-        self, logits: ArrayLike, calibration: Calibrated | None = None
-    ) -> Probabilities:
-        """Probabilities [N, C] of the names, calibrated if a calibration is given."""
+    def probabilities(self, logits: ArrayLike, calibration: Any = None) -> Probabilities:
+        """Probabilities [N, C] of the names; a calibration has `questions`, with one each."""
         tables = self.questions(logits)
         if calibration is None:
             return self._joined([softmax(table) for table in tables])
@@ -261,15 +245,11 @@ class Task:
 
     def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
         """Answers for probabilities [N, C]; `plausible` is what the method of that name returns."""
-        answers = []
-        for row, shares in enumerate(p):
-            best = int(shares.argmax())
-            members = None
-            if plausible is not None:
-                members = tuple(self.names[c] for c in np.flatnonzero(plausible[row]))
-            shown = tuple(map(float, shares))
-            answers.append(Answer(self.names[best], shown, best, shown[best], members))
-        return answers
+        sets: list[tuple[str, ...] | None] = [None] * len(p)
+        if plausible is not None:
+            sets = [tuple(self.names[c] for c in np.flatnonzero(row)) for row in plausible]
+        rows = zip(map(tuple, p.astype(float).tolist()), p.argmax(1).tolist(), sets, strict=True)
+        return [Answer(self.names[k], shown, k, shown[k], members) for shown, k, members in rows]
 
     def evidence_label(self, p: Sequence[float]) -> int:
         """The name that evidence is shown for."""
@@ -291,16 +271,13 @@ class Task:
 
         The cell `abstain`, which a policy decides, is empty.
         """
-        shares: Sequence[float | None] = [None] * len(self.names)
-        prediction = probability = members = None
-        if answer is not None:
-            prediction, probability = answer.prediction, answer.probability
-            members, shares = answer.plausible, answer.probabilities
+        first = ("prediction", "probability", "abstain", "set")
+        if answer is None:
+            return [(name, None) for name in (*first, *self.names)]
         # An empty set is not written like an unknown one.
-        shown = None if members is None else "|".join(members) or "(none)"
-        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
-        cells += [("abstain", None), ("set", shown)]
-        return [*cells, *zip(self.names, shares, strict=True)]
+        members = None if answer.plausible is None else "|".join(answer.plausible) or "(none)"
+        cells = (answer.prediction, answer.probability, None, members, *answer.probabilities)
+        return list(zip((*first, *self.names), cells, strict=True))
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         """Columns and cells of a target beside the answer."""

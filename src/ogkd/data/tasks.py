@@ -36,13 +36,6 @@ if TYPE_CHECKING:
 class OneOf(Task):
     """Exactly one of the classes is right; a target is its number."""
 
-    kind: ClassVar[str] = "classes"
-    noun: ClassVar[str] = "class"
-    fewest: ClassVar[int] = 2
-    guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
-    affine: ClassVar[bool] = False
-    first_columns: ClassVar[int] = 4
-
 
 @dataclass(frozen=True)
 class Findings(Task):
@@ -64,21 +57,18 @@ class Findings(Task):
         return tuple(2 * f + known for f, known in enumerate(_known(target)) if known != UNKNOWN)
 
     def text(self, target: Target) -> str:
-        form = {PRESENT: "{}", UNKNOWN: "{}?"}
+        mark = {PRESENT: "", UNKNOWN: "?"}
         pairs = zip(self.names, _known(target), strict=True)
-        return (
-            "|".join(form[known].format(name) for name, known in pairs if known in form) or NOTHING
-        )
+        return "|".join(name + mark[known] for name, known in pairs if known in mark) or NOTHING
 
     def cells(self, target: Target) -> list[tuple[str, str]]:
         pairs = zip(self.names, _known(target), strict=True)
         return [(name, "" if known == UNKNOWN else str(known)) for name, known in pairs]
 
     def merge(self, targets: Sequence[Target]) -> Target | None:
-        table = self.labels(targets)
-        unknown = (table == UNKNOWN).any(0)
-        merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
-        return tuple(merged.tolist())
+        columns = zip(*map(_known, targets), strict=True)
+        order = (PRESENT, UNKNOWN, ABSENT)  # what one image says of the whole case
+        return tuple(next(known for known in order if known in column) for column in columns)
 
     def agree(self, targets: Sequence[Target]) -> Target | None:
         known = [set(values) - {UNKNOWN} for values in zip(*map(_known, targets), strict=True)]
@@ -126,11 +116,11 @@ class Findings(Task):
         return [line[position] for position in drawn]
 
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
-        table = self.labels(targets)
         words = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN}
+        columns = dict(zip(self.names, self.labels(targets).T.tolist(), strict=True))
         return {
-            name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
-            for f, name in enumerate(self.names)
+            name: {word: column.count(value) for word, value in words.items()}
+            for name, column in columns.items()
         }
 
     def summary(self, targets: Sequence[Target]) -> str:
@@ -142,10 +132,6 @@ class Findings(Task):
     @property
     def label_shape(self) -> tuple[int, ...]:
         return (len(self.names),)
-
-    @property
-    def label_range(self) -> tuple[int, int]:
-        return UNKNOWN, PRESENT
 
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         kept, warnings = [], []
@@ -197,13 +183,12 @@ class Findings(Task):
 
     def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
         likely = p >= 0.5
-        if plausible is None:
-            words = np.where(likely, YES, NO)
-        else:
+        absent, present = ~likely, likely
+        if plausible is not None:
             absent, present = plausible[..., 0], plausible[..., 1]
-            words = np.where(present & absent, UNSURE, np.where(present, YES, NO))
-            neither = ~present & ~absent
-            words = np.where(neither, np.where(likely, YES, NO), words)
+        # Where neither answer is plausible, the likelier one is given.
+        yes = np.where(absent | present, present, likely)
+        words = np.where(present & absent, UNSURE, np.where(yes, YES, NO))
         return [
             Answer(
                 "|".join(n for n, word in zip(self.names, row, strict=True) if word == YES)
@@ -222,21 +207,14 @@ class Findings(Task):
         return logits[..., label]
 
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        count = len(self.names)
-        verdicts: Sequence[object] = [None] * count
-        shares: Sequence[object] = [None] * count
-        unsure = None
-        if answer is not None:
-            verdicts, shares = answer.verdicts or verdicts, answer.probabilities
-            pairs = zip(self.names, verdicts, strict=True)
-            unsure = "|".join(name for name, word in pairs if word == UNSURE)
-        cells: list[tuple[str, object]] = [
-            ("prediction", None if answer is None else answer.prediction),
-            ("unsure", unsure),
-        ]
-        for name, word, share in zip(self.names, verdicts, shares, strict=True):
-            cells += [(name, word), (f"{name} probability", share)]
-        return cells
+        pairs = [column for name in self.names for column in (name, f"{name} probability")]
+        columns = ["prediction", "unsure", *pairs]
+        if answer is None:
+            return [(name, None) for name in columns]
+        rows = list(zip(self.names, answer.verdicts or (), answer.probabilities, strict=True))
+        unsure = "|".join(name for name, word, _ in rows if word == UNSURE)
+        each = [cell for _, *cells in rows for cell in cells]
+        return list(zip(columns, [answer.prediction, unsure, *each], strict=True))
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         cells = []

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,12 +40,12 @@ class PhantomDataset:
     """
 
     name: str
+    class_names: tuple[str, ...]
+    descriptions: tuple[tuple[str, ...], ...] = field(repr=False)
     title: str
     modality: str
     organ: str
-    class_names: tuple[str, ...]
     normal: int
-    descriptions: tuple[tuple[str, ...], ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,8 @@ class Phantom:
     """One drawn image, what was drawn, and where the finding is."""
 
     image: NDArray[np.uint8]  # [size, size, 3]
-    attributes: Mapping[str, str | float]
+    attributes: Mapping[str, str]
     mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 without one
-
-
-class PhantomVolume(NamedTuple):
-    """One volume and the slices that show its finding."""
-
-    voxels: NDArray[np.uint8]  # [size, size, slices], as a NIfTI file has them
-    affected: range
 
 
 _DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
@@ -79,8 +71,7 @@ def _load(name: str) -> PhantomDataset:
     facts = record(name)
     facts.pop("looks", None)
     classes: dict[str, list[str]] = facts.pop("classes")
-    descriptions = tuple(tuple(texts) for texts in classes.values())
-    return PhantomDataset(name=name, class_names=tuple(classes), descriptions=descriptions, **facts)
+    return PhantomDataset(name, tuple(classes), tuple(map(tuple, classes.values())), **facts)
 
 
 PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for name in _DRAW})
@@ -143,11 +134,11 @@ def render_volume(
     share: float = 0.1,
     size: int = 160,
     stream: int = 0,
-) -> PhantomVolume:
-    """Draw volume number `index` of class `label`: `share` of its slices show the finding.
+) -> tuple[NDArray[np.uint8], range]:
+    """Voxels [size, size, slices] as in a NIfTI file, and the slices that show the finding.
 
-    All slices have one anatomy and noise of their own; at least one shows the finding, and those
-    that do are neighbours.
+    `share` of the slices of volume number `index` do: at least one, and all are neighbours. All
+    slices have one anatomy and noise of their own.
     """
     normal = phantom(name).normal
     _check(volumes=(slices, 3, 512), share=(share, 1e-6, 1))
@@ -162,7 +153,7 @@ def render_volume(
         drawn = draw(name, label if number in affected else normal, scene, textures[number], size)
         gray = drawn.image.mean(axis=2).round().astype(np.uint8)
         voxels[:, :, number] = gray.T[::-1, ::-1]  # what the reader turns upright again
-    return PhantomVolume(voxels, affected)
+    return voxels, affected
 
 
 @contextmanager
@@ -182,10 +173,7 @@ def _new_dataset(
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} exists and is not an empty folder.", argument="out")
-    with (
-        folder_atomically(out) as aside,
-        progress_bar(what, sum(counts) * len(classes)) as bar,
-    ):
+    with folder_atomically(out) as aside, progress_bar(what, sum(counts) * len(classes)) as bar:
 
         def images() -> Iterator[tuple[str, int, int, str]]:
             for split in filter(splits.get, splits):
@@ -231,12 +219,12 @@ def write_volumes(
     rows = [["path", "label", "split", "exam"]]
     with _new_dataset(f"volumes {name}", out, splits, names) as (aside, volumes):
         for split, label, index, path in volumes:
-            stream = SPLITS.index(split)
-            drawn = render_volume(name, label, seed=seed, index=index, stream=stream, **options)  # type: ignore[arg-type]
-            nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / f"{path}.nii.gz")
-            for number in range(_EMPTY, drawn.voxels.shape[2] - _EMPTY):
-                shown = names[label if number in drawn.affected else dataset.normal]
-                exam = f"{split} {names[label]} {index:04d}"
+            where = {"seed": seed, "index": index, "stream": SPLITS.index(split)}
+            voxels, affected = render_volume(name, label, **where, **options)  # type: ignore[arg-type]
+            nibabel.save(nibabel.Nifti1Image(voxels, np.eye(4)), aside / f"{path}.nii.gz")
+            exam = f"{split} {names[label]} {index:04d}"
+            for number in range(_EMPTY, voxels.shape[2] - _EMPTY):
+                shown = names[label if number in affected else dataset.normal]
                 rows.append([f"{path}.nii.gz#axis=2,index={number}", shown, split, exam])
         (aside / "slices.csv").write_text(csv_text(rows), encoding="utf-8")
     return out
@@ -260,7 +248,7 @@ def write_films(
             present = draws[0] < _PREVALENCES
             known = draws[1] >= (0 if split == "test" else missing)
             labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
-            image, _, _ = _gray.film(labels, Canvas(new_rng(scene), new_rng(texture), size))
+            image, _, _ = _gray.chest(labels, Canvas(new_rng(scene), new_rng(texture), size))
             Image.fromarray(to_levels(image)).save(aside / f"{path}.png", compress_level=1)
             cells = np.where(known, np.where(present, "1", "0"), "")
             rows.append([f"{path}.png", *cells.tolist(), split])

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Array = NDArray[np.float32]
 Real = NDArray[np.floating[Any]]  # float32 by intent; numpy's types widen it on the way
 Rng = np.random.Generator
-Attributes = dict[str, str | float]
+Attributes = dict[str, str]
 Drawing = tuple[Array, Attributes, Array]  # image [S, S] or [S, S, 3], what is in it, lesion mask
 
 # Of a lesion: aspect, and amplitude and orders of the waves of its outline.

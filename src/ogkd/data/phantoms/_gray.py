@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ogkd.data.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, record, soft
@@ -71,9 +69,8 @@ def _normal_breast(
 
 def _breast_mass(view: Frame, tissue: Array, label: int) -> tuple[Array, Array, Attributes, Array]:
     rng, kind = view.rng, label - 1
-    look: dict[str, Any] = {
-        name: view.pick(_BREAST[name][kind]) for name in ("shape", "margin", "echo", "posterior")
-    }
+    names = ("shape", "margin", "echo", "posterior")
+    look = {name: view.pick(_BREAST[name][kind]) for name in names}
     tall = rng.random() < _BREAST["tall"][kind]
     radius = float(np.clip(rng.lognormal(_BREAST["size"][kind], 0.28), 0.14, 0.5))
     centre = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
@@ -93,7 +90,7 @@ def _breast_mass(view: Frame, tissue: Array, label: int) -> tuple[Array, Array, 
         tissue += view.spots(points, np.full(count, 0.018), np.full(count, 0.9, np.float32))
     look["orientation"] = "taller" if tall else "wider"
     look["calcification"] = "present" if foci else "absent"
-    return tissue, behind, look | {"radius": radius}, mask
+    return tissue, behind, look, mask
 
 
 def ct_kidney(label: int, canvas: Canvas) -> Drawing:
@@ -157,7 +154,6 @@ def _stones(view: Frame, attributes: Attributes) -> Array:
     radii = rng.uniform(0.035, 0.08, count)
     number = "single" if count == 1 else "several"
     attributes |= {"count": number, "density": "very bright", "site in kidney": "sinus"}
-    attributes["radius"] = float(radii.max())
     return np.clip(view.spots(points, radii, np.full(count, 1.6, np.float32)), 0, 1)
 
 
@@ -179,8 +175,8 @@ def _kidney_mass(
         inner = inner - 0.28 * soft(field - radius * 0.45, 0.12)
     elif inside == "septated":
         inner = inner + 0.2 * view.ridges(6) ** 3
-    attributes |= {"shape": shape, "margin": margin, "texture": inside, "radius": radius}
-    attributes["density"] = "dark" if cyst else "grey"
+    density = "dark" if cyst else "grey"
+    attributes |= {"shape": shape, "margin": margin, "texture": inside, "density": density}
     return mix(image, inner, mask), mask
 
 
@@ -206,7 +202,7 @@ def mri_brain(label: int, canvas: Canvas) -> Drawing:
         brain, mask = _tumor(kind, view, brain, fluid, aspect, attributes)
     else:
         attributes["finding"] = "none"
-    image = mix(np.zeros_like(brain), brain, soft(head - 0.12, 0.04))
+    image = brain * soft(head - 0.12, 0.04)
     scalp = soft(0.035 - np.abs(head - 0.035), 0.03)
     image = np.maximum(image, scalp * rng.uniform(0.55, 0.95))
     bias = 1.0 + 0.1 * view.clouds(2)
@@ -240,19 +236,18 @@ def _tumor(
         inner = inner - (level - 0.15) * soft(field - radius * 0.35, 0.08)
     elif inside == "heterogeneous":
         inner = inner + 0.16 * view.clouds(13)
-    attributes |= {"shape": shape, "margin": margin, "texture": inside, "radius": radius}
-    attributes |= {"density": "bright" if bright else "dark", "depth": where}
+    attributes |= {"shape": shape, "margin": margin, "texture": inside, "depth": where}
+    attributes["density"] = "bright" if bright else "dark"
     attributes["edema"] = "present" if edema else "absent"
     return mix(brain, inner, mask), mask
 
 
-def chest(label: int, canvas: Canvas) -> Drawing:
-    """0 normal, 1 lobar pneumonia, 2 viral pneumonia, 3 pleural effusion, 4 enlarged heart."""
-    return film((label,), canvas)
+def chest(labels: int | tuple[int, ...], canvas: Canvas) -> Drawing:
+    """0 normal, 1 lobar pneumonia, 2 viral pneumonia, 3 pleural effusion, 4 enlarged heart.
 
-
-def film(labels: tuple[int, ...], canvas: Canvas) -> Drawing:
-    """A chest that shows one or several of the labels of `chest`."""
+    A chest may show several of them.
+    """
+    labels = (labels,) if isinstance(labels, int) else labels
     rng = canvas.rng
     view = canvas.frame(turn=0.05, zoom=(0.9, 1.12), shift=0.08, bend=0.025, mirror=False)
     x, y = view.x, view.y
@@ -279,12 +274,10 @@ def film(labels: tuple[int, ...], canvas: Canvas) -> Drawing:
         more, words = _lung_disease(label, view, lungs, halves)
         disease = np.maximum(disease, more)
         attributes |= words
-    mask = disease
-    if 4 in labels:
-        mask = soft(heart, 0.06) if labels == (4,) else np.maximum(disease, soft(heart, 0.06))
+    mask = np.maximum(disease * (labels != (4,)), soft(heart, 0.06)) if 4 in labels else disease
     image = mix(image, 0.72, disease)
     image = image + _ribs(view) * (0.25 + 0.75 * lungs) * (1.0 - 0.8 * shadow)
-    attributes |= {"heart": "large" if wide > 0.405 else "usual", "heart width": wide}
+    attributes["heart"] = "large" if wide > 0.405 else "usual"
     return view.finish(image, gain=0.15, noise=(0.01, 0.05), marker=0.5), attributes, mask
 
 
@@ -334,11 +327,9 @@ def _ribs(view: Frame) -> Array:
     t = np.linspace(0.0, 1.0, 10)
     bright = view.rng.uniform(0.35, 0.6)
     for side in (-1.0, 1.0):
+        x = side * (0.1 + 0.78 * t)
         for rib in range(8):
-            x, y = (
-                side * (0.1 + 0.78 * t),
-                -0.75 + 0.19 * rib + 0.22 * t**2 - 0.08 * np.sin(t * 3.1),
-            )
+            y = -0.75 + 0.19 * rib + 0.22 * t**2 - 0.08 * np.sin(t * 3.1)
             strokes.append((view.to_pixels(np.stack([x, y], 1)), bright, 0.026))
         x, y = side * (0.08 + 0.7 * t), -0.72 - 0.16 * t
         strokes.append((view.to_pixels(np.stack([x, y], 1)), bright + 0.2, 0.04))

@@ -76,7 +76,6 @@ def histology(label: int, canvas: Canvas) -> Drawing:
         "spaces": look.get("spaces", "none"),
         "lumens": "present" if glands is not None else "absent",
         "focus": "blurred" if blur else "sharp",
-        "nuclei drawn": float(total),
     }
     return canvas.finish(image * stain, gain=0.08, noise=(0.005, 0.03)), attributes, mask
 
@@ -175,7 +174,6 @@ def endoscopy(label: int, canvas: Canvas) -> Drawing:
         "redness": "pale" if redness < 0.22 else ("pink" if redness < 0.52 else "red"),
         "surface": "granular" if granular else "smooth",
         "vessel pattern": "visible" if veined else "lost",
-        "red level": redness,
     }
     image, mask = _bowel_finding(label, view, image, wall, attributes)
     glints = int(rng.integers(2, 10))
