@@ -43,7 +43,7 @@ def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     assert "falls from 17 % to 10 %" in text
     text, rows = section(result, "Screening")
     assert "100 of 100 images with a finding are detected, with false alarms on 10 of 50" in text
-    assert "Flagging as many images at random would detect 73 %" in text
+    assert "Flagging as many images by chance would detect 73 %" in text
     assert dict(rows)["Specificity"] == "80.0"
     _, rows = section(result, "Confusion matrix")
     assert rows[0] == ("cyst", "40 (80 %)", "10 (20 %)", "0 (0 %)")
@@ -82,6 +82,15 @@ def test_without_images_of_both_sides_there_is_no_screening(normal):
     assert keys[:3] == ["summary", "classes", "metrics"]
 
 
+def test_a_spread_that_is_no_evidence_is_not_shown():
+    _, rows = section(outcome([[4, 0], [0, 4]], resamples=20), "Performance")
+    shown = {name: interval for name, _, interval in rows}
+    assert shown["Macro-F1 (%)"] == shown["AUROC (%)"] == "too few to tell"
+    assert shown["Accuracy (%)"] == "63.1 to 100.0"
+    assert shown["ECE (%)"] == ""
+    assert not any(row[2] for row in section(outcome([[4, 0], [0, 4]]), "Performance")[1])
+
+
 def test_cases_of_several_images_are_called_by_their_unit():
     result = outcome([[30, 2], [3, 20]])
     result["unit"] = "exam"
@@ -94,9 +103,9 @@ def test_findings_have_their_own_sections():
     y = np.tile([[1, 0], [0, 1], [1, 1], [0, -1]], (10, 1))
     judged = predictions(y, 2.0 * y - 1, task=Findings(("edema", "noise")))
     result = evaluate_predictions(judged, resamples=20)
-    assert [each.key for each in result.sections] == ["findings", "answers", ""]
+    assert [each.key for each in result.sections] == ["findings", "answers"]
     _, rows = section(result, "Each finding")
-    assert rows[1][:5] == ("noise", "20", "10", "10", "100.0 [100-100]")
+    assert rows[1][:5] == ("noise", "20", "10", "10", "100.0 [69-100]")
     assert "not calibrated" in section(result, "Answers")[0]
 
 

@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-from report_world import make_world
 
 from ogkd.data.case import Dataset
 from ogkd.data.tasks import OneOf
@@ -12,23 +11,6 @@ from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.model_page import confident_errors, correct_examples
 from tiny_data import case_of
-
-
-def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
-    W, alpha, learned = facts.class_graph_of(world.classifier)
-    T = world.classifier.head.T.double().numpy()
-    T /= np.linalg.norm(T, axis=1, keepdims=True)
-    odds = np.exp(alpha * T @ T.T)
-    np.testing.assert_allclose(W, odds / odds.sum(axis=1, keepdims=True), rtol=1e-5)
-    assert learned
-
-
-def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, images_of):
-    other = make_world(clip, images_of, "linear-probe", calibrated=False)
-    W, _, learned = facts.class_graph_of(other.classifier)
-    assert not learned
-    np.testing.assert_allclose(W.sum(axis=1), 1, rtol=1e-5)
-    assert (W.argmax(axis=1) == range(3)).all()
 
 
 def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_used(world, clip):

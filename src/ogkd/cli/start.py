@@ -280,8 +280,6 @@ class _Start:
         return f"on {result['images']} {self.grouping.unit}s -> {file}"
 
     def _report(self) -> str:
-        from ogkd.report import write_report
-
         file = self.out / "report.html"
         if file.is_file():
             return _DONE
@@ -291,7 +289,16 @@ class _Start:
         model, judged, result = self.evaluation
         command = shlex.join(["ogkd", *sys.argv[1:]])
         dataset = ogkd.read_dataset(self.out / "split.csv")
-        write_report(file, model, dataset, judged, command=command, audit=audit, result=result)
+        ogkd.report(
+            model,
+            dataset,
+            file,
+            predictions=judged,
+            result=result,
+            audit=audit,
+            left_out=[self.division.reasons()] if self.division.left_out else [],
+            command=command,
+        )
         return f"-> {file}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ogkd.data.case import Dataset
 from ogkd.data.task import require_guarantees
-from ogkd.errors import DataError, pluralize
+from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.evaluation.sections import Section, Table
 from ogkd.model.calibration import Calibration
@@ -17,18 +17,10 @@ from ogkd.model.scaling import (
     CONFIDENCE,
     TEMPERATURES,
     cases_needed_for_coverage,
-    held_out_for_coverage,
-    held_out_for_risk,
-    more_needed,
 )
 
 FEWEST = cases_needed_for_coverage(0.9)
-_PURPOSES = {
-    "prediction sets with 90 % coverage": held_out_for_coverage(0.9),
-    "prediction sets with 95 % coverage": held_out_for_coverage(0.95),
-    "guaranteeing at most 10 % errors (max_risk 0.1)": held_out_for_risk(0.1),
-    "guaranteeing at most 5 % errors (max_risk 0.05)": held_out_for_risk(0.05),
-}
+_WORTHWHILE = (("sets", 0.9), ("sets", 0.95), ("risk", 0.1), ("risk", 0.05))
 
 
 def calibrate(
@@ -119,10 +111,11 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
     named = zip(judged.class_names, question.counts, strict=True)
     if absent := ", ".join(name for name, count in named if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."
-    for what, held_out in _PURPOSES.items():
-        if more := calibration.missing(held_out):
-            few = f"{calibration.cases} images are too few for {what}"
-            yield f"{few}: at least {more_needed(more)}."
+    for guarantee, share in _WORTHWHILE:
+        try:
+            (calibration.require_sets if guarantee == "sets" else question.threshold)(share)
+        except ConfigError as error:
+            yield str(error)
 
 
 def calibration_section(classifier: Classifier, calibration: Calibration) -> Section:

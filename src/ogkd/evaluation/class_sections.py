@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from ogkd.evaluation.metrics import plain, share
 from ogkd.evaluation.names import METRICS
 from ogkd.evaluation.sections import (
     Chart,
@@ -37,6 +39,7 @@ _NOT_CALIBRATED = (
     "calibrate corrects them with images that the model has not learned from, if those show that "
     "it helps."
 )
+_PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
 _KINDS = {"lac": "smallest sets (LAC)", "support": "sets by class"}
 
 
@@ -144,7 +147,7 @@ def screening(result: Values) -> Section | None:
         f"Every class except {join_words(values['normal'])} counts as a finding; one finding "
         "mistaken for another counts as detected. The only question here is who would be referred: "
         f"{ill - missed} of {ill} images with a finding are detected, with false alarms on "
-        f"{alarms} of {well} images without one. Flagging as many images at random would detect "
+        f"{alarms} of {well} images without one. Flagging as many images by chance would detect "
         f"{percent((ill - missed + alarms) / result['images'])}."
     )
     rows = tuple((name, cell(values, name.lower())) for name in _SCREENING)
@@ -159,20 +162,35 @@ def _has_both(values: Values | None) -> bool:
 
 
 def prevalence(result: Values) -> Section | None:
-    if not _has_both(result["screening"]):
+    """How often answers are right where findings are as frequent as that, by Bayes' rule.
+
+    All three values increase with sensitivity and specificity, so the ends of both intervals
+    bound them.
+    """
+    values = result["screening"]
+    if not _has_both(values):
         return None
     text = (
         "In percent. Sensitivity and specificity stay the same as long as images of each kind "
         "look the same; how often an answer is right does not. Where findings are rare, most "
         "alarms are false."
     )
-    keys = {"ppv": "right if finding (PPV)", "npv": "right if normal (NPV)", "accuracy": "in all"}
-    rows = [
-        (f"{100 * row['prevalence']:g} %", *(cell(row, key) for key in keys))
-        for row in result["screening"]["at_prevalence"]
-    ]
-    table = Table(("findings", *keys.values()), tuple(rows))
-    return Section("If findings were more or less frequent", (text,), table)
+    keys = ("sensitivity", "specificity")
+    known = np.array([[values[key], *(values["intervals"][key] or ())] for key in keys])
+    rows = []
+    for q in _PREVALENCES:
+        detected, cleared = q * known[0], (1 - q) * known[1]
+        right = {
+            "ppv": share(detected, detected + (1 - q) - cleared),
+            "npv": share(cleared, cleared + q - detected),
+            "all": detected + cleared,
+        }
+        row: dict[str, Any] = {key: plain(float(value[0])) for key, value in right.items()}
+        row["intervals"] = {key: value[1:] for key, value in right.items() if len(value) > 1}
+        rows.append((f"{100 * q:g} %", *(cell(row, key) for key in right)))
+    head = ("findings", "right if finding (PPV)", "right if normal (NPV)", "in all")
+    title = "If findings were more or less frequent"
+    return Section(title, (text,), Table(head, tuple(rows)))
 
 
 def referral(result: Values) -> Section:
@@ -191,7 +209,7 @@ def referral(result: Values) -> Section:
         x_title="images kept, most confident first",
         y_title="error rate",
         lines=(
-            Line("even", "uninformative confidence", (0.0, 1.0), (overall, overall)),
+            Line("even", "confidence is of no use", (0.0, 1.0), (overall, overall)),
             Line("ideal", "ideal (all errors last)", x, tuple(ideal.tolist())),
             Line("model", "this model", x, tuple(selection["curve"]["risk"])),
         ),

@@ -24,7 +24,6 @@ from ogkd.evaluation.metrics import (
     confusion_matrix,
     exact_interval,
     mean_with_error,
-    predictive_values,
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
@@ -36,7 +35,7 @@ from ogkd.evaluation.sections import (
     text_lines,
     wrapped,
 )
-from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict
+from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict, is_leaked
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
@@ -45,7 +44,6 @@ from ogkd.model.support_sets import SupportSets
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
-PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings, that predictive values are given for
 _OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
 _POINTS = 200  # of the risk-coverage curve that are stored
 
@@ -75,24 +73,18 @@ def evaluate(
     data: str | Path | Dataset,
     *,
     split: str = "test",
-    graded: bool | None = None,
     resamples: int = 1000,
     leave_out_used: bool = False,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
-    `graded` says whether the classes are grades in order (None: look them up in the catalogue,
-    which has its own order of grades). `leave_out_used` leaves out the images that the model
-    learned from or was calibrated on. `verdict` of the result says in words what it means, and
-    `sections` everything else.
+    `leave_out_used` leaves out the images that the model learned from or was calibrated on.
+    `verdict` of the result says in words what it means, and `sections` everything else.
     """
     judged = predict_labelled(classifier, data, split=split)
-    return evaluate_predictions(
-        judged.unused(classifier) if leave_out_used else judged,
-        classifier,
-        graded=graded,
-        resamples=resamples,
-    )
+    if leave_out_used:
+        judged = judged.unused(classifier)
+    return evaluate_predictions(judged, classifier, resamples=resamples)
 
 
 def evaluate_predictions(
@@ -100,18 +92,19 @@ def evaluate_predictions(
     classifier: Classifier | None = None,
     *,
     calibration: Calibration | None = None,
-    graded: bool | None = None,
     resamples: int = 1000,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
     Shares are 0..1, or None if undefined. `classifier` is what predicted: its calibration applies,
     its sets are measured, and images that it learned from are counted. `calibration` is for
-    predictions without a classifier.
+    predictions without a classifier. There are no intervals if the model learned from the images.
     """
     if classifier is not None:
         calibration = classifier.calibration
-    seen = classifier.card.seen if classifier else frozenset()
+    seen = classifier.card.seen if classifier and not judged.held_out else frozenset()
+    learned_from = int(judged.copies_of(seen).sum())
+    resamples = 0 if is_leaked(learned_from, len(judged.labels)) else resamples
     common = {
         "images": len(judged.labels),
         "unit": judged.unit,
@@ -122,18 +115,12 @@ def evaluate_predictions(
             "by": "group" if judged.group_count else "image",
             "level": LEVEL,
         },
-        "learned_from": int(judged.copies_of(seen).sum()),
+        "learned_from": learned_from,
         "calibrated_on": int(judged.copies_of(calibration.seen if calibration else ()).sum()),
         "left_out": judged.left_out,
     }
-    result = _MEASURES[judged.task.kind](
-        judged,
-        common,
-        calibration,
-        classifier,
-        graded=graded,
-        resamples=resamples,
-    )
+    measure = _MEASURES[judged.task.kind]
+    result = measure(judged, common, calibration, classifier, resamples=resamples)
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
     result["verdict"] = {key: in_units(text, result) for key, text in result["verdict"].items()}
@@ -147,7 +134,8 @@ def _warnings(result: Mapping[str, Any], classifier: Classifier | None) -> Itera
         if count:
             yield (
                 f"The model {what} {count} of these {result['images']} images, so the numbers "
-                "look better than they are: leave those out (leave_out_used), or evaluate others."
+                "look better than they are and have no bounds for new images: leave those out "
+                "(leave_out_used), or evaluate others."
             )
     if classifier is not None and (note := engine_note(classifier)):
         yield note
@@ -168,11 +156,10 @@ def evaluate_classes(
     calibration: Calibration | None,
     classifier: Classifier | None,
     *,
-    graded: bool | None,
     resamples: int,
 ) -> dict[str, Any]:
     """What is measured where each case has one class."""
-    grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
+    grades = grade_order(judged.class_names)
     labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
     metrics = class_metrics(judged, p, graded=grades, resamples=resamples)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
@@ -191,14 +178,12 @@ def evaluate_classes(
         "selective": _selective(labels, p),
         "reliability": confidence.bins(labels, p),
         "calibration": calibration and _calibration(judged, p, calibration),
-        "sets": _sets(judged, p, calibration, classifier),
+        "sets": _sets(judged, p, calibration, classifier, intervals=resamples > 0),
         "abstain": calibration and _abstain(labels, p, calibration),
     }
-    accuracy, balanced = (
-        metrics.share_interval(key) or [0.0, 1.0] for key in ("accuracy", "balanced_accuracy")
-    )
+    ends = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
     support = classifier.card.support_counts if classifier else ()
-    conclusion = class_verdict(result, accuracy=accuracy, balanced=balanced, support=support)
+    conclusion = class_verdict(result, ends, support=support)
     return {"verdict": conclusion, **result}
 
 
@@ -230,17 +215,6 @@ def _screening(
         "missed": int((diseased & ~flagged).sum()),
         "false_positives": int((~diseased & flagged).sum()),
         **metrics.rows(("sensitivity", "specificity", "auroc"), "screening/"),
-        "at_prevalence": [
-            {
-                "prevalence": prevalence,
-                **predictive_values(
-                    prevalence,
-                    [metrics.counts(f"screening/{k}") for k in ("sensitivity", "specificity")],
-                    intervals=metrics.interval("screening/sensitivity") is not None,
-                ),
-            }
-            for prevalence in PREVALENCES
-        ],
     }
 
 
@@ -285,6 +259,8 @@ def _sets(
     p: NDArray[np.float32],
     calibration: Calibration | None,
     classifier: Classifier | None,
+    *,
+    intervals: bool,
 ) -> list[dict[str, Any]] | None:
     """Coverage and size of prediction sets on these images, or why there are none.
 
@@ -305,7 +281,7 @@ def _sets(
         sizes = members.sum(axis=1)
         return {
             "coverage": hits / len(labels),
-            "interval": exact_interval(hits, len(labels)),
+            "interval": exact_interval(hits, len(labels)) if intervals else None,
             "mean_size": float(sizes.mean()),
             "single": float((sizes == 1).mean()),
             "empty": float((sizes == 0).mean()),

@@ -39,6 +39,7 @@ class LabelledPredictions:
     warnings: tuple[str, ...] = ()  # why nothing computed from these should be relied on
     left_out: int = 0  # cases that are not among these because the model was made with them
     unit: str = "image"  # what a case is called
+    held_out: bool = False  # whether each was predicted by a model that had not learned from it
 
     @property
     def class_names(self) -> tuple[str, ...]:

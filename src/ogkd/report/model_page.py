@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -60,55 +60,38 @@ def report(
     split: str = "test",
     show_names: bool = False,
     images: bool = True,
-    check: bool = True,
+    audit: Audit | bool = True,
+    predictions: LabelledPredictions | None = None,
+    result: Evaluation | None = None,
+    left_out: Sequence[str] = (),
+    command: str = "",
 ) -> Path:
     """Evaluate a model on labelled images and write one self-contained HTML page about it.
 
     The page shows small copies of images (`images=False`: none), and file names only with
-    `show_names`. `check` reads all images of the data and adds what is wrong with them. Returns
-    the path of the page.
+    `show_names`. `audit` is the check of the data, or whether to make one, which reads all images.
+    `predictions` are the model's outputs and `result` the value of `evaluate_predictions`, if
+    they are known already. `left_out` says what was, `command` is the command line to show. But for
+    the time, the same input gives the same page. Returns the path of the page.
     """
-    dataset = resolve_data(data)
-    predictions = predict_labelled(classifier, dataset, split=split)
-    folders = {str(image.file.absolute().parent) for image in dataset.images}
-    audit = audit_data(dataset, root=Path(os.path.commonpath(folders))) if check else None
-    write_report(
-        out, classifier, dataset, predictions, show_names=show_names, audit=audit, images=images
-    )
-    return Path(out)
-
-
-def write_report(
-    path: str | Path,
-    classifier: Classifier,
-    dataset: Dataset,
-    predictions: LabelledPredictions,
-    *,
-    command: str = "",
-    show_names: bool = False,
-    audit: Audit | None = None,
-    images: bool = True,
-    result: Evaluation | None = None,
-) -> None:
-    """Write the page about `predictions`, the model's outputs on a part of `dataset`.
-
-    File names are left out unless `show_names`; `images=False` leaves the images out. `result`
-    is the value of `evaluate_predictions`, if that was computed already. `command` is the command
-    line to show. But for the time, the same input gives the same page.
-    """
-    if result is None:
-        result = evaluate_predictions(predictions, classifier)
+    dataset, card = resolve_data(data), classifier.card
+    if predictions is None:
+        predictions = predict_labelled(classifier, dataset, split=split)
+    if audit is True:
+        folders = {str(image.file.absolute().parent) for image in dataset.images}
+        audit = audit_data(dataset, root=Path(os.path.commonpath(folders)))
+    checked = audit or None
+    result = result or evaluate_predictions(predictions, classifier)
     subject = Subject(classifier, predictions, result, show_names, images)
-    card = classifier.card
     galleries = _GALLERIES[predictions.task.kind](subject)
     sections = [
         *result.sections,
-        *galleries,
-        facts.data_section(dataset, card, predictions, audit),
+        *(section for section in galleries if section.cards or section.key == "errors"),
+        facts.data_section(dataset, card, predictions, checked, left_out),
         facts.making_section(classifier, predictions, command, show_names=show_names),
     ]
     warnings = list(result["warnings"])
-    if audit is not None and (errors := audit.count("error")):
+    if checked is not None and (errors := checked.count("error")):
         warnings.append(f"The data check found {pluralize(errors, 'error')}: see Data below.")
     now = datetime.now().astimezone()
     page = render(
@@ -122,14 +105,15 @@ def write_report(
         outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
         has_images=any(section.cards for section in sections),
         show_names=show_names,
-        audit=audit,
+        audit=checked,
         sections=sections,
     )
-    write_text(Path(path), page, suffixes=(".html",))
+    write_text(Path(out), page, suffixes=(".html",))
+    return Path(out)
 
 
 def _class_galleries(subject: Subject) -> list[Section]:
-    """Errors, examples and the class graph, of a model of classes."""
+    """Errors and examples of a model of classes; the errors are a table if there are no images."""
     p, labels = subject.p, subject.predictions.labels
     names, best = subject.predictions.class_names, subject.p.argmax(axis=1)
     wrong, right = confident_errors(labels, p), correct_examples(labels, p)
@@ -151,15 +135,13 @@ def _class_galleries(subject: Subject) -> list[Section]:
             for n in wrong
         ]
         table = Table(("true class", "predicted", "confidence", "file"), tuple(rows))
-    sections = [
-        Section("Most confident errors", (text,), table, key="errors", short="Errors", cards=errors)
+    evidence = "Evidence: where it looks"
+    return [
+        Section(
+            "Most confident errors", (text,), table, key="errors", short="Errors", cards=errors
+        ),
+        Section(evidence, (_EXAMPLES,), key="examples", short="Evidence", cards=examples),
     ]
-    if examples:
-        title = "Evidence: where it looks"
-        sections.append(
-            Section(title, (_EXAMPLES,), key="examples", short="Evidence", cards=examples)
-        )
-    return [*sections, facts.graph_section(subject.classifier)]
 
 
 def confident_errors(
@@ -202,8 +184,7 @@ def _finding_galleries(subject: Subject) -> list[Section]:
     """The worst mistakes of a model of findings."""
     cards = subject.cards(worst_mistakes(subject.predictions.labels, subject.p), _finding_card)
     title = "Most confident mistakes"
-    section = Section(title, (_MISTAKES,), key="mistakes", short="Mistakes", cards=cards)
-    return [section] if cards else []
+    return [Section(title, (_MISTAKES,), key="mistakes", short="Mistakes", cards=cards)]
 
 
 def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
