@@ -81,7 +81,6 @@ def test_a_report_is_written_with_the_data_check(ogkd, fitted, data, tmp_path):
     page = place.read_text(encoding="utf-8")
     assert "data:image/jpeg" in page
     assert "does not say which images come from the same patient" in page  # the data check ran
-    assert f"ogkd evaluate {fitted.name} {data.name} --resamples 0 --report r.html" in page
     assert str(data) not in page
     assert ".png" not in page
 
@@ -93,7 +92,7 @@ def test_names_and_images_are_a_matter_of_options(ogkd, fitted, data, tmp_path):
     assert outcome.code == 0, outcome.err
     page = place.read_text(encoding="utf-8")
     assert "data:image" not in page
-    assert str(data) in page
+    assert ".png" in page
     assert "learned from 9 of these 9 images" in page
 
 

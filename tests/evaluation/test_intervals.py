@@ -9,7 +9,6 @@ from ogkd.evaluation.metrics import (
     effective_counts,
     exact_interval,
     interval,
-    mean_with_error,
     resample_weights,
     resampling_units,
     summary_metrics,
@@ -157,9 +156,3 @@ def test_effective_images_are_those_of_korn_and_graubard():
 )
 def test_effective_images_of_extreme_patients(hits, patients, expected):
     assert effective_counts(hits, patients) == expected
-
-
-def test_the_error_of_a_mean_counts_patients():
-    values = np.array([1.0, 2.0, 6.0])
-    assert mean_with_error(values) == pytest.approx([3.0, np.sqrt(14) / 3])
-    assert mean_with_error(values, ["a", "a", "b"]) == pytest.approx([3.0, np.sqrt(18) / 3])

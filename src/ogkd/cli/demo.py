@@ -109,9 +109,8 @@ def _report(
     model.calibration.write(out / "models" / name / CALIBRATION)
     typer.echo(f"  calibrated on {model.calibration.cases} other images")
     audit = audit_data(dataset, root=out / "images" / name)
-    command = f"ogkd demo --out {out}"
     page = out / "report.html"
-    ogkd.report(model, dataset, page, predictions=judged, audit=audit, command=command)
+    ogkd.report(model, dataset, page, predictions=judged, audit=audit)
 
 
 def _clear(out: Path) -> None:

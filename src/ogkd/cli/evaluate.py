@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -126,7 +124,6 @@ def evaluate(
             result=result,
             audit=audit_data(dataset, root=data_folder(inputs.data)),
             left_out=left_out,
-            command=shlex.join(["ogkd", *sys.argv[1:]]),
             show_names=names,
             images=images,
         )

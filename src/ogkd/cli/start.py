@@ -287,7 +287,6 @@ class _Start:
         shown = self.grouping.representative.apply(self.divided)
         audit = checked(self.data, shown, scans=self.scans)
         model, judged, result = self.evaluation
-        command = shlex.join(["ogkd", *sys.argv[1:]])
         dataset = ogkd.read_dataset(self.out / "split.csv")
         ogkd.report(
             model,
@@ -297,7 +296,6 @@ class _Start:
             result=result,
             audit=audit,
             left_out=[self.division.reasons()] if self.division.left_out else [],
-            command=command,
         )
         return f"-> {file}"
 

@@ -15,7 +15,6 @@ from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.scaling import (
     CONFIDENCE,
-    TEMPERATURES,
     cases_needed_for_coverage,
 )
 
@@ -41,11 +40,11 @@ def calibrate(
     a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
     """
     card = classifier.card
-    require_guarantees(classifier.task, sensitivity=sensitivity)
-    if confidence is not None:
-        require_guarantees(classifier.task, sensitivity=confidence)
+    require_guarantees(
+        classifier.task, sensitivity=confidence if sensitivity is None else sensitivity
+    )
     every = predict_labelled(classifier, data, split=split)
-    judged = every.without_copies(card.seen)
+    judged = every.unused(Classifier(classifier.backbone, classifier.head, card))
     if judged.left_out and not leave_out_used:
         raise DataError(
             f"The model learned from {judged.left_out} of the {len(every.labels)} images, which "
@@ -102,12 +101,6 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
     if judged.task.affine:
         return
     [question] = calibration.questions
-    low, high = TEMPERATURES
-    if not low * 1.01 < question.temperature < high / 1.01:
-        yield (
-            f"the temperature {question.temperature:.3g} is at the limit of the allowed range: "
-            "the probabilities say little about how often the model is correct."
-        )
     named = zip(judged.class_names, question.counts, strict=True)
     if absent := ", ".join(name for name, count in named if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."

@@ -39,8 +39,19 @@ _NOT_CALIBRATED = (
     "calibrate corrects them with images that the model has not learned from, if those show that "
     "it helps."
 )
+_SETS = {  # kinds of sets: what they are guaranteed for, what they need
+    "lac": (
+        "for images like those it was calibrated on (LAC), and on average over images, not for "
+        "each class",
+        "calibration images",
+    ),
+    "support": (
+        "for images drawn like those it learned from, each of another patient, and holds for each "
+        "class",
+        "images per class",
+    ),
+}
 _PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
-_KINDS = {"lac": "smallest sets (LAC)", "support": "sets by class"}
 
 
 def summary(result: Values) -> Section:
@@ -262,7 +273,7 @@ def calibration(result: Values) -> Section:
     if fitted := result["calibration"]:
         text = fitted["text"]
     if fitted and fitted["applied"]:
-        states = {f"{when.capitalize()} calibration": fitted[when] for when in ("before", "after")}
+        states = {"Before calibration": fitted["before"], "After calibration": result}
         rows = [
             (metric.heading, *(metric.text(state[metric.name]) for state in states.values()))
             for metric in (METRICS["ece"], METRICS["brier"], METRICS["nll"])
@@ -302,25 +313,16 @@ def prediction_sets(result: Values) -> Section | None:
     """Sets that could be measured, and the guarantees that need more images."""
     if not result["sets"]:
         return None
-    by_class = result["sets"][0]["kind"] == "support"
-    drawn = (
-        "for images drawn like those it learned from, each of another patient, and holds for each "
-        "class"
-        if by_class
-        else "for images like those it was calibrated on, and on average over images, not for each "
-        "class"
-    )
+    drawn, what = _SETS[result["sets"][0]["kind"]]
     text = [
         "Instead of one class, the model can return a set of classes that contains the true one as "
         f"often as guaranteed. The guarantee is {drawn}. A set of one class is a clear answer, a "
         "larger set shows what cannot be told apart, and an empty set means that no class fits."
     ]
     if few := [f"{100 * row['wanted']:g} %" for row in result["sets"] if "note" in row]:
-        what = "images per class" if by_class else "calibration images"
         text.append(f"No sets with a guarantee of {' or '.join(few)}: there are too few {what}.")
     rows = [
         (
-            _KINDS[row["kind"]],
             f"{100 * row['wanted']:g} %",
             cell({**row, "intervals": {"coverage": row["interval"]}}, "coverage"),
             f"{row['mean_size']:.2f}",
@@ -330,7 +332,7 @@ def prediction_sets(result: Values) -> Section | None:
         for row in result["sets"]
         if "coverage" in row
     ]
-    head = ("kind of set", "guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)")
+    head = ("guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)")
     table = Table(head, tuple(rows)) if rows else None
     return Section("Prediction sets (conformal)", tuple(text), table, key="sets", short="Sets")
 

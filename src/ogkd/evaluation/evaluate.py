@@ -23,7 +23,6 @@ from ogkd.evaluation.metrics import (
     class_metrics,
     confusion_matrix,
     exact_interval,
-    mean_with_error,
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
@@ -35,8 +34,8 @@ from ogkd.evaluation.sections import (
     text_lines,
     wrapped,
 )
-from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict, is_leaked
-from ogkd.model.calibration import Calibration
+from ogkd.evaluation.verdict import FEW_TESTED, class_verdict, is_leaked
+from ogkd.model.calibration import CalibratedSets, Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
 from ogkd.model.support_sets import SupportSets
@@ -45,6 +44,7 @@ COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
 _OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
+_WORSE = 0.05  # a rise of the mean negative log-likelihood that is no matter of chance
 _POINTS = 200  # of the risk-coverage curve that are stored
 
 
@@ -129,18 +129,19 @@ def evaluate_predictions(
 
 def _warnings(result: Mapping[str, Any], classifier: Classifier | None) -> Iterator[str]:
     """Reasons to trust the numbers less."""
+    unbounded = is_leaked(result["learned_from"], result["images"])
     used = {"learned from": result["learned_from"], "was calibrated on": result["calibrated_on"]}
     for what, count in used.items():
         if count:
+            bounds = " and have no bounds for new images" if unbounded else ""
             yield (
                 f"The model {what} {count} of these {result['images']} images, so the numbers "
-                "look better than they are and have no bounds for new images: leave those out "
-                "(leave_out_used), or evaluate others."
+                f"look better than they are{bounds}: leave those out (leave_out_used), or evaluate "
+                "others."
             )
     if classifier is not None and (note := engine_note(classifier)):
         yield note
-    change = (result.get("calibration") or {}).get("change")
-    if change and change[0] > 1.96 * change[1]:
+    if (fitted := result.get("calibration")) and result["nll"] > fitted["before"]["nll"] + _WORSE:
         yield "The calibration made the probabilities of these images worse: calibrate again."
     rows = result.get("per_finding") or result["per_class"]
     counts = {name: row.get("present", row.get("images")) for name, row in rows.items()}
@@ -177,7 +178,7 @@ def evaluate_classes(
         "screening": _screening(judged, p, metrics),
         "selective": _selective(labels, p),
         "reliability": confidence.bins(labels, p),
-        "calibration": calibration and _calibration(judged, p, calibration),
+        "calibration": calibration and _calibration(judged, calibration),
         "sets": _sets(judged, p, calibration, classifier, intervals=resamples > 0),
         "abstain": calibration and _abstain(labels, p, calibration),
     }
@@ -230,28 +231,25 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
     }
 
 
-def _calibration(
-    judged: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
-) -> dict[str, Any]:
-    labels, question = judged.labels, calibration.questions[0]
-    states = {"before": judged.probabilities(), "after": p}
-    rows = {state: confidence.nll_rows(labels, values) for state, values in states.items()}
-    about = {
+def _calibration(judged: LabelledPredictions, calibration: Calibration) -> dict[str, Any]:
+    """What the calibration did; the scores after it are those of the whole result."""
+    labels, p, question = judged.labels, judged.probabilities(), calibration.questions[0]
+    change = "less" if question.temperature > 1 else "more"
+    return {
+        "text": f"Calibration on {calibration.cases} other images made the model {change} "
+        f"confident (temperature {question.temperature:.2f})."
+        if question.applied
+        else question.reason or "Calibration left the probabilities unchanged.",
         "temperature": question.temperature,
         "applied": question.applied,
         "images": calibration.cases,
-        "change": mean_with_error(rows["after"] - rows["before"], judged.groups),
+        "before": {
+            "ece": confidence.ece(labels, p),
+            "brier": confidence.brier(labels, p),
+            "nll": confidence.nll(labels, p),
+            "reliability": confidence.bins(labels, p),
+        },
     }
-    scores = {
-        state: {
-            "ece": confidence.ece(labels, values),
-            "brier": confidence.brier(labels, values),
-            "nll": float(rows[state].mean()),
-            "reliability": confidence.bins(labels, values),
-        }
-        for state, values in states.items()
-    }
-    return {"text": calibration_text(about, question.reason), **about, **scores}
 
 
 def _sets(
@@ -266,17 +264,18 @@ def _sets(
 
     They are those of the calibration, or of the images learned from ("support").
     """
-    support_sets = None
-    if calibration is None and classifier is not None:
-        support_sets = SupportSets.of(classifier)
+    sets: SupportSets | CalibratedSets | None = None
+    if calibration is not None:
+        sets = CalibratedSets(calibration, judged.task)
+    elif classifier is not None:
+        sets = SupportSets.of(classifier)
+    if sets is None:
+        return None
     labels = judged.labels
 
     def measure(wanted: float) -> dict[str, Any]:
-        if calibration is not None:
-            calibration.require_sets(wanted)
-            members = judged.task.plausible(p, calibration.limits(wanted))
-        elif support_sets is not None:
-            members = support_sets.members(p, judged.features, wanted)
+        sets.check(wanted)
+        members = sets.members(p, judged.features, wanted)
         hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {
@@ -287,8 +286,6 @@ def _sets(
             "empty": float((sizes == 0).mean()),
         }
 
-    if calibration is None and support_sets is None:
-        return None
     kind = "support" if calibration is None else "lac"
     return [
         {"kind": kind, "wanted": wanted, **_or_note(measure, wanted)} for wanted in SET_COVERAGES

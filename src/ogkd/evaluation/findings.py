@@ -144,11 +144,9 @@ def answers(result: Values) -> Section:
         (name, *(str(row[kind]) for kind in kinds)) for name, row in result["per_finding"].items()
     ]
     head = ("finding", "with it: yes", "unsure", "no", "without: yes", "unsure", "no")
+    table, text = Table(head, tuple(rows)), (result["guarantee"] or _NOT_CALIBRATED,)
     title = "Answers: yes, no or unsure"
-    text = (result["guarantee"] or _NOT_CALIBRATED,)
-    return Section(
-        title, text, Table(head, tuple(rows)), key="answers", short="Answers", brief=True
-    )
+    return Section(title, text, table, key="answers", short="Answers", brief=True)
 
 
 FINDING_SECTIONS = (each_finding, answers)

@@ -346,14 +346,6 @@ def mean_interval(counts: Sequence[Counts]) -> list[float]:
     return ends
 
 
-def mean_with_error(values: Array, groups: Sequence[str | None] | None = None) -> list[float]:
-    """The mean and its standard error, by group where there are groups."""
-    units = resampling_units(len(values), groups)
-    mean = float(values.mean())
-    sums = np.bincount(units, weights=values - mean)
-    return [mean, float(np.sqrt((sums**2).sum()) / len(values))]
-
-
 def _of_class(table: Any, label: int | None) -> Any:
     return table if label is None else table[:, label]
 

@@ -185,20 +185,6 @@ def _interval(ends: Sequence[float] | None, form: str) -> str:
     return form.format(f"95 % interval {percent(ends[0]).removesuffix(' %')} to {percent(ends[1])}")
 
 
-def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
-    """What calibration did, and whether the evaluated images confirm it."""
-    if not about["applied"]:
-        return reason or "Calibration left the probabilities unchanged."
-    mean, error = about["change"]
-    effect = "improved" if mean < 0 else "got worse: calibrate again on more images like these"
-    return (
-        f"Calibration on {about['images']} other images made the model "
-        f"{'less' if about['temperature'] > 1 else 'more'} confident (temperature "
-        f"{about['temperature']:.2f}); on the images evaluated here, its probabilities "
-        f"{'did not change beyond chance' if abs(mean) <= 1.96 * error else effect}."
-    )
-
-
 def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     """Which findings are recognised better than by guessing: plain fields, and `text`."""
     rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]

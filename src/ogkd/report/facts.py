@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import PureWindowsPath
 
-from ogkd.audit import Audit
 from ogkd.data.case import Dataset
 from ogkd.data.names import fold_name
 from ogkd.errors import pluralize
@@ -19,7 +16,6 @@ from ogkd.methods import flatten
 from ogkd.model.card import ModelCard, versions
 from ogkd.model.classifier import Classifier
 
-_SIZES = 4  # sizes that are listed
 _NOT_SHOWN = {"support_images", "support_pixels", "unlabelled_images", "metrics"}
 
 
@@ -27,7 +23,6 @@ def data_section(
     dataset: Dataset,
     card: ModelCard,
     predictions: LabelledPredictions,
-    audit: Audit | None,
     left_out: Sequence[str] = (),
 ) -> Section:
     """Images of each class or finding in each split, those learned from, and what was left out.
@@ -54,18 +49,13 @@ def data_section(
         left_out = (*left_out, f"{used} that the model learned from or was calibrated on")
     if left_out:
         text.append(f"Left out: {'; '.join(left_out)}.")
-    if audit is not None:
-        sizes = list(audit.facts.sizes.items())
-        shown = ", ".join(f"{size} ({count})" for size, count in sizes[:_SIZES])
-        more = f" and {len(sizes) - _SIZES} other sizes" if len(sizes) > _SIZES else ""
-        text.append(f"Width x height of all images in pixels: {shown}{more}.")
     return Section("The data", tuple(text), Table(head, tuple(rows)), key="data", short="Data")
 
 
 def making_section(
-    classifier: Classifier, predictions: LabelledPredictions, command: str, *, show_names: bool
+    classifier: Classifier, predictions: LabelledPredictions, *, show_names: bool
 ) -> Section:
-    """The model card, what else the numbers depend on, and the command line."""
+    """The model card, and what else the numbers depend on."""
     card = classifier.card
     seen = json.dumps(sorted(zip(predictions.keys, predictions.labels.tolist(), strict=True)))
     name = card.backbone.name if show_names else card.backbone.short_name
@@ -86,11 +76,5 @@ def making_section(
         for key, value in flatten(facts)
         if value not in (None, "", {}, [])
     ]
-    text = (command if show_names else plain_command(command),) if command else ()
     table = Table((), tuple(rows))
-    return Section("How the model was made", text, table, key="making", short="Settings")
-
-
-def plain_command(command: str) -> str:
-    """The command line, with paths cut to their last part."""
-    return shlex.join(PureWindowsPath(word).name or word for word in shlex.split(command))
+    return Section("How the model was made", table=table, key="making", short="Settings")

@@ -64,15 +64,14 @@ def report(
     predictions: LabelledPredictions | None = None,
     result: Evaluation | None = None,
     left_out: Sequence[str] = (),
-    command: str = "",
 ) -> Path:
     """Evaluate a model on labelled images and write one self-contained HTML page about it.
 
     The page shows small copies of images (`images=False`: none), and file names only with
     `show_names`. `audit` is the check of the data, or whether to make one, which reads all images.
     `predictions` are the model's outputs and `result` the value of `evaluate_predictions`, if
-    they are known already. `left_out` says what was, `command` is the command line to show. But for
-    the time, the same input gives the same page. Returns the path of the page.
+    they are known already. `left_out` says what was. But for the time, the same input gives the
+    same page. Returns the path of the page.
     """
     dataset, card = resolve_data(data), classifier.card
     if predictions is None:
@@ -82,13 +81,13 @@ def report(
         audit = audit_data(dataset, root=Path(os.path.commonpath(folders)))
     checked = audit or None
     result = result or evaluate_predictions(predictions, classifier)
-    subject = Subject(classifier, predictions, result, show_names, images)
+    subject = Subject(classifier, predictions, show_names, images)
     galleries = _GALLERIES[predictions.task.kind](subject)
     sections = [
         *result.sections,
         *(section for section in galleries if section.cards or section.key == "errors"),
-        facts.data_section(dataset, card, predictions, checked, left_out),
-        facts.making_section(classifier, predictions, command, show_names=show_names),
+        facts.data_section(dataset, card, predictions, left_out),
+        facts.making_section(classifier, predictions, show_names=show_names),
     ]
     warnings = list(result["warnings"])
     if checked is not None and (errors := checked.count("error")):
@@ -153,19 +152,11 @@ def confident_errors(
     return wrong[np.argsort(-confidence, kind="stable")][:_MOST]
 
 
-def correct_examples(
-    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
-) -> NDArray[np.intp]:
+def correct_examples(labels: NDArray[np.integer], probabilities: NDArray[np.floating]) -> list[int]:
     """For each class the most confident correct image, if there is one."""
-    correct = probabilities.argmax(axis=1) == labels
-    confidence = np.where(correct, probabilities.max(axis=1), -1.0)
-    examples = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        best = members[np.argmax(confidence[members])]
-        if confidence[best] >= 0:
-            examples.append(best)
-    return np.asarray(examples[:_MOST], np.intp)
+    best, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    members = [np.flatnonzero((labels == c) & (best == c)) for c in np.unique(labels)]
+    return [int(rows[np.argmax(confidence[rows])]) for rows in members if len(rows)][:_MOST]
 
 
 def _class_card(subject: Subject, number: int, predicted: int) -> tuple[str, str]:
