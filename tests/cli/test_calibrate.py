@@ -31,18 +31,6 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
     assert str(others) not in text
 
 
-def test_evaluate_shows_before_and_after_and_warns_of_calibration_images(ogkd, model, others):
-    assert ogkd("calibrate", model, others).code == 0
-    place = model / "calibration.json"
-    edit_sealed(place, lambda content: content["questions"][0].update(scale=1 / 1.5, reason=None))
-    outcome = ogkd("evaluate", model, others, "--resamples", 0, "--all")
-    assert outcome.code == 0
-    for words in ("Before calibration", "After calibration", "LAC", "at most 1 %, 2 %, 5 %"):
-        assert words in outcome.out
-    outcome = ogkd("evaluate", model, others, "--resamples", 0, "--split", "val")
-    assert "calibrated on 24 of these 24 images" in outcome.err
-
-
 def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_path):
     assert ogkd("calibrate", model, others).code == 0
     place = model / "calibration.json"

@@ -29,16 +29,6 @@ def test_the_verdict_comes_first_and_the_statistics_only_if_asked_for(ogkd, fitt
     assert "AURC" in out
 
 
-def test_images_that_the_model_learned_from_are_counted_in_a_warning(ogkd, fitted, data, tmp_path):
-    outcome = ogkd("evaluate", fitted, data, "--split", "train", "--json", "--resamples", 0)
-    assert "learned from 9 of these 9 images" in outcome.err
-    write_dataset(tmp_path / "d", splits={"": 4})  # the first three of each are those of train
-    outcome = ogkd("evaluate", fitted, tmp_path / "d", "--json", "--resamples", 0)
-    assert outcome.code == 0
-    assert json.loads(outcome.out)["images"] == 12
-    assert "learned from 9 of these 12 images" in outcome.err
-
-
 def test_images_that_were_used_can_be_left_out(ogkd, refused, fitted, tmp_path):
     data = write_dataset(tmp_path / "d", splits={"": 4})  # nine of twelve are those of train
     words = ("evaluate", fitted, data, "--resamples", 0, "--leave-out-used")

@@ -81,15 +81,6 @@ def test_images_that_were_used_for_fitting_are_refused(model, data):
         calibrate(searched, data)
 
 
-def test_a_copy_under_another_name_is_still_the_image_that_was_used(model, data, tmp_path):
-    learned = read_dataset(data).part("train")[0]
-    (tmp_path / "copy.png").write_bytes(learned.image.file.read_bytes())
-    dataset = validation(data)
-    copied = case_of(tmp_path / "copy.png", learned.target, "val")
-    with pytest.raises(DataError, match="1 of the 25 images"):
-        calibrate(model, dataset.with_cases([*dataset.cases, copied]))
-
-
 def test_too_few_images_and_one_patient_are_refused(model, data):
     with pytest.raises(DataError, match=f"label {FEWEST - 10} more"):
         calibrate(model, validation(data, 10))
@@ -135,14 +126,6 @@ def test_a_model_fitted_again_over_the_folder_loses_the_calibration(model, data,
     assert not (tmp_path / "m" / "calibration.json").exists()
 
 
-def test_a_calibration_of_other_weights_is_refused(model, data, tmp_path):
-    model.save(tmp_path / "m")
-    other = calibrate(model, data).model_copy(update={"weights_sha256": "0" * 64})
-    other.write(tmp_path / "m" / "calibration.json")
-    with pytest.raises(ConfigError):
-        load(tmp_path / "m", backbone=model.backbone)
-
-
 def test_patients_of_many_images_need_more_images_than_single_ones(model, data):
     """13 images of which one patient has 11: too few stay beside the temperature's."""
     notes = []
@@ -172,14 +155,3 @@ def test_what_the_task_cannot_guarantee_is_refused(model, data):
         with pytest.raises(ConfigError) as error:
             calibrate(model, data, **options)
         assert error.value.argument == "sensitivity"
-
-
-def test_a_written_calibration_is_read_for_its_own_task_only(model, data, tmp_path):
-    calibration = calibrate(model, data)
-    path = tmp_path / "calibration.json"
-    assert Calibration.read(path, model.task) is None
-    calibration.write(path)
-    assert Calibration.read(path, model.task) == calibration
-    fewer, _ = model.task.restrict([0, 1])
-    with pytest.raises(ConfigError):
-        Calibration.read(path, fewer)

@@ -129,12 +129,6 @@ def test_what_no_resample_defines_has_no_interval():
     assert columns([0, 1, 0, 0], p, resamples=0).interval("accuracy") is None
 
 
-def test_memory_does_not_grow_with_the_number_of_resamples():
-    sizes = [piece.nbytes for piece in resample_weights(resampling_units(5000), resamples=200)]
-    assert len(sizes) > 5
-    assert max(sizes) < 2_000_000
-
-
 def test_effective_images_are_those_of_korn_and_graubard():
     hits = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 1], dtype=bool)
     part, whole = effective_counts(hits, np.repeat(np.arange(3), 4))

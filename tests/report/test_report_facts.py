@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-import pytest
 
 from ogkd.data.case import Dataset
 from ogkd.data.tasks import OneOf
@@ -45,9 +44,7 @@ def test_the_surest_mistakes_come_first_and_are_limited():
     wrong = p.argmax(axis=1) != labels
     assert len(chosen) == 12
     assert wrong[chosen].all()
+    assert correct_examples(
+        np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]])
+    ) == [0]
     assert sorted(p[wrong].max(axis=1), reverse=True)[:12] == list(p[chosen].max(axis=1))
-
-
-def test_a_class_without_a_right_answer_has_no_example():
-    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]])
-    assert correct_examples(np.array([0, 0, 1]), p) == [0]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from report_world import HOSTILE, NAMES, make_world, read_page
+from report_world import HOSTILE, NAMES, read_page
 
 from ogkd.audit import audit_data
 from ogkd.evaluation import evaluate_predictions
@@ -116,20 +116,6 @@ def test_without_images_there_is_a_table_of_mistakes(world):
 
 def test_the_same_input_gives_the_same_bytes(world, text):
     assert build(world) == text
-
-
-def test_a_model_that_was_not_calibrated_says_so(world):
-    plain = replace(world, classifier=_uncalibrated(world.classifier))
-    page = read_page(build(plain, images=False))
-    assert "not calibrated" in page.text
-    assert "Prediction sets" not in page.text
-    assert "After calibration" not in page.text
-
-
-def test_images_that_were_learned_from_are_pointed_out(clip, images_of):
-    learned = make_world(clip, images_of, "gda", calibrated=False).on_split("train")
-    text = read_page(build(learned, images=False)).text
-    assert "learned from 9 of these 9 images" in text
 
 
 def test_problems_of_the_data_are_listed_without_files(world, images_of, text):
