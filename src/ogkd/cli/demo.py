@@ -12,7 +12,7 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.output import print_table
+from ogkd.cli.options import print_table
 from ogkd.errors import ConfigError
 from ogkd.files import write_text
 

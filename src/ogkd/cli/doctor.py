@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import typer
 
 import ogkd
-from ogkd.cli.output import print_json
+from ogkd.cli.options import print_json
 from ogkd.files import cache_dir
 
 Row = tuple[str, str, str, str]  # status, subject, result, fix

@@ -12,7 +12,7 @@ from typer import Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
-from ogkd.cli.output import print_json, say
+from ogkd.cli.options import print_json, say
 from ogkd.errors import pluralize
 from ogkd.files import write_json
 

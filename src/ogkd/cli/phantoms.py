@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ogkd.cli.output import print_facts
+from ogkd.cli.options import print_facts
 from ogkd.errors import ConfigError
 
 

@@ -20,7 +20,7 @@ from typer import Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import checked, division_notes, read_images
-from ogkd.cli.output import say
+from ogkd.cli.options import say
 from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
 from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
