@@ -7,8 +7,7 @@ import numpy as np
 from ogkd.data.case import Dataset
 from ogkd.data.tasks import OneOf
 from ogkd.model.classifier import Classifier
-from ogkd.report import facts
-from ogkd.report.model_page import confident_errors, correct_examples
+from ogkd.report.model_page import _data, _making, confident_errors, correct_examples
 from tiny_data import case_of
 
 
@@ -17,7 +16,7 @@ def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_u
     fast.engine = "bf16"
     other = Classifier(fast, world.classifier.head, world.classifier.card)
     for show_names in (False, True):
-        made = facts.making_section(other, world.predictions, show_names=show_names)
+        made = _making(other, world.predictions, show_names=show_names)
         rows = dict(made.table.rows)
         assert rows["backbone.name"] == (str(clip) if show_names else "clip")
         assert (rows["backbone.engine"], rows["evaluated with.engine"]) == ("torch", "bf16")
@@ -28,7 +27,7 @@ def test_splits_are_counted_by_class_name_whatever_the_order(world):
     card = world.classifier.card
     names = (*reversed(card.class_names), "unknown_thing")
     cases = (case_of("a", 0, "test"), case_of("b", 0, "test"), case_of("c", 3, "train"))
-    made = facts.data_section(Dataset(cases, OneOf(names)), card, world.predictions)
+    made = _data(Dataset(cases, OneOf(names)), card, world.predictions)
     assert made.table.head == ("class", "test", "train", "learned from")
     rows = {name: counts for name, *counts in made.table.rows}
     assert rows[card.class_names[-1]][:2] == ["2", "0"]

@@ -24,9 +24,7 @@ from ogkd.evaluation.sections import (
     percent,
 )
 
-_KEPT = 0.8  # share of the images that are kept when the least confident are referred
 _PAIRS = 3  # confusions that are named
-_SAME = 0.02  # a smaller change of the error rate counts as none
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
 _SCREENING = {
     "Sensitivity": "share of images with a finding that are flagged",
@@ -57,7 +55,7 @@ _PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
 def summary(result: Values) -> Section:
     confused = _frequent_confusions(result)
     errors = f"Its most frequent errors: {confused}." if confused else "It made no errors here."
-    return Section("Summary", (errors, _referral(result), _certainty(result)), key="summary")
+    return Section("Summary", (errors, _certainty(result)), key="summary")
 
 
 def _frequent_confusions(result: Values) -> str:
@@ -73,19 +71,6 @@ def _frequent_confusions(result: Values) -> str:
             for a, b in pairs
             if counts[a, b]
         ]
-    )
-
-
-def _referral(result: Values) -> str:
-    error, risk = 1 - result["accuracy"], result["selective"]["risk_at_coverage"][f"{_KEPT:g}"]
-    start = (
-        f"If the least confident {percent(1 - _KEPT)} of the images are referred to a "
-        "specialist, the error rate on the rest "
-    )
-    if abs(risk - error) <= _SAME:
-        return f"{start}stays at about {percent(error)}."
-    return (
-        f"{start}{'falls' if risk < error else 'rises'} from {percent(error)} to {percent(risk)}."
     )
 
 
@@ -229,10 +214,7 @@ def referral(result: Values) -> Section:
         (percent(1 - c), str(max(1, math.ceil(c * images - 1e-9))), f"{100 * risks[c]:.1f}")
         for c in falling
     ]
-    text = (
-        "Images are ranked by the model's confidence. The fewer of them it keeps, the more are "
-        "referred to a specialist."
-    )
+    text = "The fewer images it keeps, most confident first, the more are referred to a specialist."
     table = Table(("referred", "images kept", "errors among them (%)"), tuple(rows))
     title = "Referring the least confident images"
     return Section(title, (text,), table, (chart,), key="selective", short="Referral")

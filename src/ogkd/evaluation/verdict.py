@@ -217,7 +217,7 @@ def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     if len(known) > 1:
         weak = min(known, key=known.__getitem__)
         sentences.append(f"Weakest: '{weak}' with {percent(known[weak])}.")
-    if undecided:
+    if undecided and not leaked:
         few = [f"{name} ({rows[name]['present']} with it)" for name in undecided]
         sentences.append(f"These images cannot show whether it recognises: {', '.join(few)}.")
     if not_better:
