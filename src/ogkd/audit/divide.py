@@ -25,7 +25,7 @@ _WORDS = {  # kinds of reasons -> how a count of them reads
     "unreadable": "unreadable",
     "several labels": "with more than one label",
     "copy": "repeated",
-    "leak": "training images nearly identical to test images",
+    "leak": "training images nearly identical to test images or of the same patient",
     "file name": "with a name that cannot be written in a table",
 }
 _STRICTEST = ("test", "val", "train")  # the copy that is tested on is the one to keep

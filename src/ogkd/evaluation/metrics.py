@@ -358,8 +358,29 @@ def class_metrics(
     resamples: int,
 ) -> BootstrappedMetrics:
     """The metrics of classes; of single ones named "class/...", of screening "screening/..."."""
-    classes = np.arange(len(judged.class_names))
-    truth, predicted = (row[:, None] == classes for row in (judged.labels, p.argmax(axis=1)))
+    labels, classes = judged.labels, np.arange(len(judged.class_names))
+    pairs = labels * len(classes) + p.argmax(axis=1)
+    briers, losses = brier_rows(labels, p), nll_rows(labels, p)
+
+    def measure(w: Array) -> dict[str, Array]:
+        """For weights of images [R, N]: [R] values each, [R, C] for single classes."""
+        rows = [np.bincount(pairs, weights=row, minlength=len(classes) ** 2) for row in w]
+        table = np.stack(rows).reshape(-1, len(classes), len(classes))
+        columns = np.stack([auroc(labels == c, p[:, c], w) for c in classes], axis=1)
+        metrics = {
+            **summary_columns(table, graded=graded),
+            "auroc": mean_of_known(columns),
+            "brier": w @ briers / w.sum(axis=1),
+            "nll": w @ losses / w.sum(axis=1),
+            **{f"class/{key}": value for key, value in class_columns(table).items()},
+            "class/auroc": columns,
+        }
+        if judged.normal:
+            screening = screening_columns(labels, p, judged.normal, w)
+            metrics |= {f"screening/{key}": value for key, value in screening.items()}
+        return metrics
+
+    truth, predicted = (row[:, None] == classes for row in (labels, p.argmax(axis=1)))
     every = np.ones(len(truth), dtype=bool)
     shares = {
         "accuracy": (every, (truth & predicted).any(axis=1)),
@@ -370,41 +391,17 @@ def class_metrics(
     }
     areas = {"class/auroc": (np.ones_like(truth), truth)}
     if judged.normal:
-        diseased, flagged = screening_masks(judged.labels, p, judged.normal)
+        diseased, flagged = screening_masks(labels, p, judged.normal)
         shares |= {
             "screening/sensitivity": (diseased, flagged),
             "screening/specificity": (~diseased, ~flagged),
         }
         areas["screening/auroc"] = (every, diseased)
     return BootstrappedMetrics(
-        lambda weights: _metrics(judged, p, weights, graded),
+        measure,
         resampling_units(len(p), judged.groups),
         resamples=resamples,
         width=len(classes) ** 2,
         shares=shares,
         areas=areas,
     )
-
-
-def _metrics(
-    judged: LabelledPredictions, p: NDArray[np.float32], w: Array, graded: Sequence[int]
-) -> dict[str, Array]:
-    """Metrics for weights of images [R, N]: [R] values each, [R, C] for single classes."""
-    labels, classes = judged.labels, len(judged.class_names)
-    pairs = labels * classes + p.argmax(axis=1)
-    rows = [np.bincount(pairs, weights=row, minlength=classes**2) for row in w]
-    table = np.stack(rows).reshape(-1, classes, classes)
-    areas = np.stack([auroc(labels == c, p[:, c], w) for c in range(classes)], axis=1)
-    total = w.sum(axis=1)
-    metrics = {
-        **summary_columns(table, graded=graded),
-        "auroc": mean_of_known(areas),
-        "brier": w @ brier_rows(labels, p) / total,
-        "nll": w @ nll_rows(labels, p) / total,
-        **{f"class/{key}": value for key, value in class_columns(table).items()},
-        "class/auroc": areas,
-    }
-    if judged.normal:
-        screening = screening_columns(labels, p, judged.normal, w)
-        metrics |= {f"screening/{key}": value for key, value in screening.items()}
-    return metrics
