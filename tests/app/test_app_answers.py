@@ -114,6 +114,14 @@ def test_without_a_calibration_nothing_is_claimed(gda, image):
     assert claims == (False, None, [])
 
 
+def test_probabilities_that_a_calibration_left_alone_are_not_called_calibrated(gda, image):
+    question = gda.calibration.questions[0].model_copy(update={"scale": 1.0})
+    calibration = gda.calibration.model_copy(update={"questions": (question,)})
+    answer = ask(gda, image, calibration=calibration)
+    assert not answer["calibrated"]
+    assert answer["set"]
+
+
 def test_the_nearest_support_images_are_named(gda, phantoms):
     learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
     similar = ask(gda, learned, images=True)["similar"]

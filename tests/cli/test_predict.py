@@ -203,7 +203,7 @@ def test_enough_images_to_learn_from_fill_the_sets_without_a_calibration(
     assert "at least 19 images of a class" in said
     assert "--coverage" in said
     shown = " ".join(ogkd("evaluate", model, data, "--all").out.split())
-    assert "sets by class" in shown
+    assert "holds for each class" in shown
     assert "No sets with a guarantee of 95 %: there are too few images per class." in shown
 
 

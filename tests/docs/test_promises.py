@@ -26,7 +26,3 @@ def test_every_promise_names_a_test():
     promises = [row for row in rows if not row.endswith("| test |")]
     assert len(promises) > 40
     assert [row for row in promises if "::test_" not in row] == []
-
-
-def test_the_security_page_points_to_the_promises():
-    assert "docs/reference/promises.md" in (ROOT / "SECURITY.md").read_text(encoding="utf-8")

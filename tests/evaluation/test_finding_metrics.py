@@ -7,7 +7,6 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from ogkd.data.tasks import Findings
-from ogkd.errors import ConfigError
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions
 from ogkd.evaluation.findings import areas
 from ogkd.evaluation.metrics import average_precision
@@ -98,24 +97,4 @@ def test_answers_are_counted_by_the_limits_of_the_calibration() -> None:
         assert [row[f"present_{a}"] for a in ("yes", "no", "unsure")] == [
             answers.count(a) for a in ("yes", "no", "unsure")
         ]
-        assert row["present_wrong"]["share"] == pytest.approx(answers.count("no") / len(answers))
         assert row["intervals"]["auroc"] is None
-
-
-def test_probabilities_after_calibration_are_better_where_findings_are_rarer_than_learned() -> None:
-    rng = np.random.default_rng(5)
-    y = (rng.random((900, 1)) < 0.1).astype(np.int64)
-    z = 2 * y + rng.normal(size=y.shape) - 1  # as if half of the images showed it
-    fit, test = slice(0, 600), slice(600, None)
-    keys = [f"{n:04}" for n in range(600)]
-    task = Findings(("edema",))
-    after = task.probabilities(z[test], Calibration.fit(task, z[fit], y[fit], keys))
-    before = 1 / (1 + np.exp(-z[test]))
-    assert ((after - y[test]) ** 2).mean() < ((before - y[test]) ** 2).mean()
-    assert abs(after.mean() - 0.1) < 0.04
-
-
-def test_grades_are_refused() -> None:
-    with pytest.raises(ConfigError) as error:
-        evaluate_predictions(judged(), graded=True)
-    assert error.value.argument == "graded"

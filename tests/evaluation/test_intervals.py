@@ -9,7 +9,6 @@ from ogkd.evaluation.metrics import (
     effective_counts,
     exact_interval,
     interval,
-    mean_with_error,
     resample_weights,
     resampling_units,
     summary_metrics,
@@ -18,7 +17,7 @@ from world import predictions
 
 
 def columns(labels, p, groups=None, **how):
-    options = {"graded": False, "resamples": 400} | how
+    options = {"resamples": 400} | how
     return class_metrics(predictions(labels, p, groups=groups), p.astype(np.float32), **options)
 
 
@@ -59,10 +58,10 @@ def test_patients_with_many_alike_images_make_the_interval_wider():
 def test_resampled_numbers_are_those_of_the_resampled_images():
     rng = np.random.default_rng(2)
     labels, p = rng.integers(0, 3, 60), rng.dirichlet([1, 1, 1], 60).round(2)
-    again = columns(labels, p, graded=True, resamples=20)
+    again = columns(labels, p, graded=range(3), resamples=20)
     for row, weights in enumerate(table(resampling_units(60), 20)):
         rows = np.repeat(np.arange(60), weights.astype(int))
-        expected = summary_metrics(labels[rows], p[rows].astype(np.float32), graded=True)
+        expected = summary_metrics(labels[rows], p[rows].astype(np.float32), graded=range(3))
         for key in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "brier", "nll"):
             assert again._resampled[key][row] == pytest.approx(expected[key], abs=1e-6), key
 
@@ -74,6 +73,26 @@ def test_all_right_is_not_called_certain():
     assert found.interval("class/recall", 1)[0] < 0.5  # four of four
     patients = columns([0] * 10 + [1] * 4, p, ["p"] * 5 + ["q"] * 5 + ["r"] * 4)
     assert patients.interval("accuracy")[0] < found.interval("accuracy")[0]
+
+
+def test_four_patients_who_are_all_right_or_all_wrong_are_not_called_certain():
+    groups = [f"p{row // 5}" for row in range(20)]
+    labels = np.repeat([0, 1], 10)
+    right, wrong = (columns(labels, np.eye(2)[c], groups) for c in (labels, 1 - labels))
+    assert right.interval("class/auroc", 1) == pytest.approx(exact_interval(2, 2))
+    assert right.interval("auroc") is right.interval("macro_f1") is right.interval("nll") is None
+    assert wrong.interval("class/f1", 0)[1] > 0.4  # none of four is right
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([1, 1], 20)
+    assert columns(labels, p, groups).interval("brier") is None  # four patients alone
+    assert columns(labels, p).interval("brier") is not None
+
+
+def test_f1_has_the_exact_interval_of_the_share_of_hits_among_both():
+    p = np.eye(2)[[0] * 8 + [1] * 6]
+    low, high = columns([0] * 6 + [1] * 8, p).interval("class/f1", 1)
+    share = exact_interval(6, 8)
+    assert [low, high] == pytest.approx([2 * end / (1 + end) for end in share])
 
 
 @pytest.mark.parametrize(("part", "whole"), [(0, 5), (3, 9), (20, 20)])
@@ -110,12 +129,6 @@ def test_what_no_resample_defines_has_no_interval():
     assert columns([0, 1, 0, 0], p, resamples=0).interval("accuracy") is None
 
 
-def test_memory_does_not_grow_with_the_number_of_resamples():
-    sizes = [piece.nbytes for piece in resample_weights(resampling_units(5000), resamples=200)]
-    assert len(sizes) > 5
-    assert max(sizes) < 2_000_000
-
-
 def test_effective_images_are_those_of_korn_and_graubard():
     hits = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 1], dtype=bool)
     part, whole = effective_counts(hits, np.repeat(np.arange(3), 4))
@@ -137,9 +150,3 @@ def test_effective_images_are_those_of_korn_and_graubard():
 )
 def test_effective_images_of_extreme_patients(hits, patients, expected):
     assert effective_counts(hits, patients) == expected
-
-
-def test_the_error_of_a_mean_counts_patients():
-    values = np.array([1.0, 2.0, 6.0])
-    assert mean_with_error(values) == pytest.approx([3.0, np.sqrt(14) / 3])
-    assert mean_with_error(values, ["a", "a", "b"]) == pytest.approx([3.0, np.sqrt(18) / 3])

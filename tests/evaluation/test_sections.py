@@ -37,13 +37,11 @@ def section(result, title):
 
 def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     result = outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,))
-    result["selective"]["risk_at_coverage"]["0.8"] = 0.1
     text, _ = section(result, "Summary")
     assert "cyst mistaken for mass (10 of 50), mass mistaken for cyst (5 of 50)" in text
-    assert "falls from 17 % to 10 %" in text
     text, rows = section(result, "Screening")
     assert "100 of 100 images with a finding are detected, with false alarms on 10 of 50" in text
-    assert "Flagging as many images at random would detect 73 %" in text
+    assert "Flagging as many images by chance would detect 73 %" in text
     assert dict(rows)["Specificity"] == "80.0"
     _, rows = section(result, "Confusion matrix")
     assert rows[0] == ("cyst", "40 (80 %)", "10 (20 %)", "0 (0 %)")
@@ -61,31 +59,21 @@ def test_confidence_is_compared_with_accuracy(sure, words):
     assert "ogkd calibrate" in text
 
 
-@pytest.mark.parametrize(("risk", "words"), [(0.3, "rises"), (0.15, "stays"), (0.0, "to 0 %")])
-def test_referral_is_not_praised_where_it_does_not_help(risk, words):
-    result = outcome([[40, 10], [5, 45]])
-    result["selective"]["risk_at_coverage"]["0.8"] = risk
-    assert words in section(result, "Summary")[0]
-
-
-def test_few_absent_and_learned_images_are_warned_of():
-    warnings = " ".join(outcome([[3, 0, 0], [0, 40, 0], [0, 0, 0]])["warnings"])
-    assert "Few images of cyst (3)" in warnings
-    assert "No images of normal" in warnings
-    assert outcome([[30, 0], [0, 40]])["warnings"] == []
-
-
-@pytest.mark.parametrize("normal", [(), (0, 1)])
-def test_without_images_of_both_sides_there_is_no_screening(normal):
-    keys = [each.key for each in outcome([[30, 2], [3, 20]], normal).sections]
-    assert "screening" not in keys
-    assert keys[:3] == ["summary", "classes", "metrics"]
+def test_a_spread_that_is_no_evidence_is_not_shown():
+    result = outcome([[4, 0], [0, 4]], resamples=20)
+    assert "Few images of cyst (4) and mass (4)" in result["warnings"][0]
+    _, rows = section(result, "Performance")
+    shown = {name: interval for name, _, interval in rows}
+    assert shown["Macro-F1 (%)"] == shown["AUROC (%)"] == "too few to tell"
+    assert shown["Accuracy (%)"] == "63.1 to 100.0"
+    assert shown["ECE (%)"] == ""
+    assert not any(row[2] for row in section(outcome([[4, 0], [0, 4]]), "Performance")[1])
 
 
 def test_cases_of_several_images_are_called_by_their_unit():
     result = outcome([[30, 2], [3, 20]])
     result["unit"] = "exam"
-    assert "If the least confident 20 % of the exams" in section(result, "Summary")[0]
+    assert "The fewer exams it keeps" in section(result, "Referring")[0]
     assert result.sections[1].table.head[1] == "exams"
     assert in_units("3 images", {"unit": "exam", "class_names": ["no image"]}) == "3 images"
 
@@ -94,9 +82,9 @@ def test_findings_have_their_own_sections():
     y = np.tile([[1, 0], [0, 1], [1, 1], [0, -1]], (10, 1))
     judged = predictions(y, 2.0 * y - 1, task=Findings(("edema", "noise")))
     result = evaluate_predictions(judged, resamples=20)
-    assert [each.key for each in result.sections] == ["findings", "answers", ""]
+    assert [each.key for each in result.sections] == ["findings", "answers"]
     _, rows = section(result, "Each finding")
-    assert rows[1][:5] == ("noise", "20", "10", "10", "100.0 [100-100]")
+    assert rows[1][:5] == ("noise", "20", "10", "10", "100.0 [69-100]")
     assert "not calibrated" in section(result, "Answers")[0]
 
 

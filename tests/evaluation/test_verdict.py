@@ -7,7 +7,7 @@ import pytest
 
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate_predictions
-from ogkd.evaluation.verdict import _more
+from ogkd.evaluation.verdict import _more, class_verdict
 from world import predictions
 
 
@@ -74,7 +74,7 @@ def test_unequal_classes_are_judged_by_each_class_and_accuracy_is_told_beside_it
     finds_the_rare = judge([[150, 30], [2, 18]])
     assert finds_the_rare["basis"] == "balanced_accuracy"
     assert finds_the_rare["better_than_guessing"] is True
-    assert "finds 87 % of the images of a class on average" in finds_the_rare["text"]
+    assert "On average it recognises 87 % of each class" in finds_the_rare["text"]
     assert "would be correct for 90 %, as the classes are very unequal" in finds_the_rare["text"]
     always = judge([[180, 0], [20, 0]])
     assert always["accuracy"] == 0.9
@@ -116,6 +116,17 @@ def test_a_perfect_result_is_not_called_certain_and_absent_classes_do_not_count(
     assert found["weakest"] is None
     assert "made no errors here, but up to 17 % errors on new images" in found["text"]
     assert found["guessing"] == 0.5
+
+
+def test_nothing_is_promised_of_images_that_the_model_learned_from():
+    labels = np.repeat([0, 1], 10)
+    perfect = evaluate_predictions(predictions(labels, 5.0 * np.eye(2)[labels]), resamples=0)
+    sure = {"accuracy": [0.8, 1.0], "balanced_accuracy": [0.8, 1.0]}
+    assert "cannot be ruled out" in class_verdict(perfect, sure)["text"]
+    found = class_verdict({**perfect, "learned_from": 20}, sure)
+    assert found["interval"] is found["better_than_guessing"] is None
+    assert "cannot be ruled out" not in found["text"]
+    assert "interval" not in found["text"]
 
 
 def test_a_class_with_few_images_is_only_a_hint():

@@ -21,7 +21,7 @@ from typing import Any
 # new record of the numbers.
 ALIASES: dict[str, str] = {"usual": "mean_weight"}
 # Columns and keys that were recorded and have been removed on purpose.
-REMOVED: set[str] = set()
+REMOVED: set[str] = {"at_prevalence", "present_wrong", "absent_wrong", "after", "change"}
 
 # Keys of JSON whose values are not compared as numbers: other versions, digests, a drawing's data.
 NOT_NUMBERS = {

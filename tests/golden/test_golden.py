@@ -71,12 +71,7 @@ COMMANDS = (
     Command("calibrate", "calibrate fused img", wrote="fused/calibration.json"),
     Command("evaluate", "evaluate fused img"),
     Command("evaluate-all", "evaluate fused img --all --resamples 50"),
-    Command(
-        "evaluate-json",
-        "evaluate fused img --json --resamples 50 --csv rows.csv",
-        "json",
-        "rows.csv",
-    ),
+    Command("evaluate-json", "evaluate fused img --json --resamples 50", "json"),
     Command("evaluate-patients-json", "evaluate fused patients.csv --json --resamples 50", "json"),
     Command("predict-csv", "predict fused img/test", "csv"),
     Command("predict-coverage-risk", "predict fused img/test --coverage 0.7 --max-risk 0.6", "csv"),

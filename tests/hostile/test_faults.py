@@ -28,7 +28,7 @@ COMMANDS = {
     "--set train.checkpoint_every=1 --out m",
     "fit again": "fit {data} --method fused --backbone builtin --seed 5 --restart --out model",
     "calibrate": "calibrate model {data} --split test",
-    "evaluate": "evaluate model {data} --resamples 0 --out e.json --csv e.csv",
+    "evaluate": "evaluate model {data} --resamples 0 --out e.json",
     "predict": "predict model {data}/test --out p.csv",
     "embed": "embed {data}/test --backbone builtin --out e.safetensors",
     "split": "data split {data}/train --out s.csv",

@@ -254,6 +254,8 @@ def test_abstaining_is_below_the_threshold_of_the_calibration():
     decisions = decide(model, [1] * 50, rows, Policy(max_risk=0.3))
     assert [d.abstain for d in decisions] == [d.probability < threshold for d in decisions]
     assert {d.abstain for d in decide(model, [1], rows)} == {None}
+    [note, *_] = Decider(model, Policy(max_risk=0.999)).notes
+    assert note.startswith("No answer needs to be withheld: with 90 % confidence")
 
 
 def test_more_sensitivity_never_makes_an_unsure_answer_a_no():

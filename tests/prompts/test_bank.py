@@ -54,7 +54,7 @@ def test_a_bank_with_none_of_the_classes_is_refused():
     [
         (NAMES, None, "ogkd prompts new"),
         (NAMES, {"Normal": ["n"], "Kidney-stones": ["s"]}, "Did you mean 'Kidney-stones'"),
-        (["normal_scan", "Benign tumor", "malignant tumor"], None, "The shipped bank 'busi'"),
+        (["normal_scan", "Benign tumor", "malignant tumor"], None, "add --prompts busi"),
     ],
 )
 def test_a_note_says_how_to_do_better_than_templates(names, bank, words):

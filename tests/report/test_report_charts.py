@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ogkd.report
-from ogkd.evaluation.sections import Chart, Dot, Line
+from ogkd.evaluation.sections import Chart, Line
 from ogkd.report.page import DARKEST, Drawing
 
 STYLE = (Path(ogkd.report.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
@@ -36,27 +36,12 @@ def test_nothing_is_drawn_outside_the_frame(risks):
         assert drawn.top <= y <= drawn.bottom
 
 
-def test_a_rate_stands_at_its_own_tick():
-    drawn = drawing([0.0, 0.1, 0.3])
-    ticks = {text: at for at, text in drawn.y_ticks}
-    assert [y for _, y in points(drawn)] == [ticks["0 %"], ticks["10 %"], ticks["30 %"]]
-
-
 @pytest.mark.parametrize("overall", [0.0, 0.04, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0])
 def test_ticks_are_round_and_reach_above_the_curve(overall):
     shares = [float(text.removesuffix(" %")) for _, text in drawing([overall]).y_ticks]
     assert shares[-1] >= 100 * overall
     gaps = np.diff(shares)
     assert np.allclose(gaps, gaps[0])  # also fails where rounding hides a fraction
-
-
-def test_dots_stand_where_confidence_and_accuracy_meet():
-    first, second = Dot(0.5, 0.5, 0.25, ""), Dot(1.0, 0.2, 1.0, "")
-    drawn = drawing([1.0], (first, second))
-    assert drawn.y(first.y) == drawn.y(first.x)
-    assert drawn.x(second.x) == drawn.right
-    assert drawn.y(second.y) == {text: at for at, text in drawn.y_ticks}["20 %"]
-    assert drawn.radius(second) > drawn.radius(first)
 
 
 def luminance(rgb):

@@ -9,7 +9,7 @@ import ogkd
 from ogkd.data.read import read_dataset
 from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
-from ogkd.report import write_report
+from ogkd.report import report
 from tiny_data import write_exams
 
 SECTIONS = {
@@ -30,8 +30,9 @@ def test_the_report_is_about_cases_of_either_task(bert_backbone, tmp_path, findi
         if calibrated:
             model.calibration = calibrate(model, dataset)
         predictions = predict_labelled(model, dataset)
-        path = tmp_path / "report.html"
-        write_report(path, model, dataset, predictions)
+        path = report(
+            model, dataset, tmp_path / "report.html", predictions=predictions, audit=False
+        )
         page = read_page(path.read_text(encoding="utf-8"))
         ids = {attrs["id"] for _, attrs in page.all("section") if "id" in attrs}
         assert ids >= SECTIONS[findings]

@@ -26,7 +26,7 @@ _WORDS = {  # kinds of reasons -> how a count of them reads
     "unreadable": "unreadable",
     "several labels": "with more than one label",
     "copy": "repeated",
-    "leak": "shared with a part for evaluation",
+    "leak": "training images nearly identical to test images or of the same patient",
     "file name": "with a name that cannot be written in a table",
 }
 

@@ -13,7 +13,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import report_checks
-from ogkd.cli.output import print_facts, print_json, print_table, say
+from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_text
 

@@ -14,7 +14,7 @@ from typer import Argument, Option
 
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
-from ogkd.cli.output import print_facts, say
+from ogkd.cli.options import print_facts, say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:

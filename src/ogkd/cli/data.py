@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
-from ogkd.cli.output import print_facts, print_json, print_table, say
+from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.data.names import SPLITS
 from ogkd.errors import ConfigError, Interrupted, pluralize
 from ogkd.files import resolved, write_json, write_new

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 import ogkd
-from ogkd.cli.output import print_facts, print_table
+from ogkd.cli.options import print_facts, print_table
 from ogkd.errors import ConfigError
 from ogkd.files import write_text
 
@@ -152,14 +152,13 @@ def _report(
     """Calibrate the model of the first dataset and write its report."""
     from ogkd.audit import audit_data
     from ogkd.model.calibration import CALIBRATION
-    from ogkd.report import write_report
 
     model.calibration = ogkd.calibrate(model, dataset)
     model.calibration.write(out / "models" / name / CALIBRATION)
     typer.echo(f"  calibrated on {model.calibration.cases} other images")
     audit = audit_data(dataset, root=out / "images" / name)
-    command = f"ogkd demo --out {out}"
-    write_report(out / "report.html", model, dataset, judged, command=command, audit=audit)
+    page = out / "report.html"
+    ogkd.report(model, dataset, page, predictions=judged, audit=audit)
 
 
 def _clear(out: Path) -> None:

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.output import say
+from ogkd.cli.options import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:

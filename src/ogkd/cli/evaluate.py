@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,16 +10,14 @@ import typer
 from typer import Option
 
 import ogkd
-from ogkd.cells import escape_formula, escape_path
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
-from ogkd.cli.output import print_json, say, write_csv
-from ogkd.errors import ConfigError, pluralize
+from ogkd.cli.options import print_json, say
+from ogkd.errors import pluralize
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.data.case import Dataset
-    from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
 
@@ -42,16 +37,15 @@ class InputOptions:
     backbone: opt.MovedBackbone = None
     device: opt.DeviceOption = "auto"
 
-    def read(self, split: str, *, calibrated: bool = True) -> tuple[Classifier, Dataset, Dataset]:
-        """The model, the data, and the part of it to use."""
+    def read(
+        self, split: str, *, calibrated: bool = True
+    ) -> tuple[Classifier, Dataset, Dataset, list[str]]:
+        """The model, the data, the part of it to use, and what was left out of it."""
         from ogkd.data.fetch import resolve_data
         from ogkd.features.unreadable import list_reasons, readable_cases
 
         classifier = ogkd.load(
-            self.model,
-            backbone=self.backbone,
-            device=self.device,
-            calibrated=calibrated,
+            self.model, backbone=self.backbone, device=self.device, calibrated=calibrated
         )
         dataset = resolve_data(
             self.data,
@@ -60,15 +54,15 @@ class InputOptions:
             findings=opt.read_classes(self.findings),
         )
         part = dataset.with_cases(dataset.part(split))
-        if self.on_error == "skip":
-            grouping = classifier.card.grouping
-            cases, skipped = readable_cases(grouping.expand(part.cases), part.task)
-            part = part.with_cases(cases)
-            files = pluralize(len(skipped), "file")
-            say(f"Left out {files} that cannot be read; {len(cases)} remain.")
-            if skipped:
-                say(list_reasons(skipped))
-        return classifier, dataset, part
+        if self.on_error == "stop":
+            return classifier, dataset, part, []
+        grouping = classifier.card.grouping
+        cases, skipped = readable_cases(grouping.expand(part.cases), part.task)
+        unread = f"{pluralize(len(skipped), 'file')} that cannot be read"
+        say(f"Left out {unread}; {len(cases)} remain.")
+        if skipped:
+            say(list_reasons(skipped))
+        return classifier, dataset, part.with_cases(cases), [unread] if skipped else []
 
 
 def evaluate(
@@ -87,12 +81,6 @@ def evaluate(
     out: Annotated[
         Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
     ] = None,
-    csv_file: Annotated[
-        Path | None, Option("--csv", help="Write one row per image to this file.")
-    ] = None,
-    paths: Annotated[
-        bool, Option("--paths", help="Put file paths into --csv (default: only hashes).")
-    ] = False,
     report: Annotated[
         Path | None,
         Option(help="Write a page with plots, images and a check of the data to this file."),
@@ -113,10 +101,8 @@ def evaluate(
     """
     from ogkd.evaluation import evaluate_predictions, predict_labelled
 
-    opt.refuse_folders(out=out, csv=csv_file, report=report)
-    if report is None and (names or not images):
-        raise ConfigError("--names and --no-images only apply to --report, which is not given.")
-    classifier, dataset, part = inputs.read(split)
+    opt.refuse_folders(out=out, report=report)
+    classifier, dataset, part, left_out = inputs.read(split)
     judged = predict_labelled(classifier, part, split=split)
     if leave_out_used:
         judged = judged.unused(classifier)
@@ -127,22 +113,19 @@ def evaluate(
     result = evaluate_predictions(judged, classifier, resamples=resamples)
     if out is not None:
         write_json(out, result)
-    if csv_file is not None:
-        _write_rows(csv_file, judged, classifier, paths=paths)
     if report is not None:
         from ogkd.audit import audit_data
-        from ogkd.report import write_report
 
-        write_report(
-            report,
+        ogkd.report(
             classifier,
             dataset,
-            judged,
-            command=shlex.join(["ogkd", *sys.argv[1:]]),
-            show_names=names,
-            audit=audit_data(dataset, root=data_folder(inputs.data)),
-            images=images,
+            report,
+            predictions=judged,
             result=result,
+            audit=audit_data(dataset, root=data_folder(inputs.data)),
+            left_out=left_out,
+            show_names=names,
+            images=images,
         )
     for warning in result["warnings"]:
         say(f"WARNING: {warning}")
@@ -188,7 +171,7 @@ def calibrate(
     from ogkd.model.calibration import CALIBRATION
 
     # The old calibration is not read: even a damaged one can be replaced.
-    classifier, _, part = inputs.read(split, calibrated=False)
+    classifier, _, part, _ = inputs.read(split, calibrated=False)
     calibration = ogkd.calibrate(
         classifier,
         part,
@@ -202,19 +185,3 @@ def calibrate(
     calibration.write(path)
     lines = text_lines([calibration_section(classifier, calibration)])
     typer.echo("\n".join([*lines, f"Wrote {path}"]).lstrip())
-
-
-def _write_rows(
-    path: Path, judged: LabelledPredictions, classifier: Classifier, *, paths: bool
-) -> None:
-    """Write a row per image: hash, path (if asked for), truth, answer and probabilities."""
-    answers = judged.task.answers(judged.probabilities(classifier.calibration), None)
-    with write_csv(path) as file:
-        table = csv.writer(file, lineterminator="\n")
-        for number, (case, answer) in enumerate(zip(judged.cases, answers, strict=True)):
-            cells = judged.task.judged_cells(case.target, answer)
-            first = ["image", "path"] if paths else ["image"]
-            if not number:
-                table.writerow([*first, *(escape_formula(name) for name, _ in cells)])
-            image = [escape_path(judged.images[number])] if paths else []
-            table.writerow([case.fingerprint, *image, *(escape_formula(cell) for _, cell in cells)])

@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.output import print_json, say
+from ogkd.cli.options import print_json, say
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 

@@ -16,7 +16,7 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.output import say, write_csv
+from ogkd.cli.options import say, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
-from ogkd.cli.output import print_json, print_table, say
+from ogkd.cli.options import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
 from ogkd.prompts.bank import (

@@ -20,7 +20,7 @@ from typer import Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import checked, division_notes, read_images
-from ogkd.cli.output import say
+from ogkd.cli.options import say
 from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
 from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
@@ -280,8 +280,6 @@ class _Start:
         return f"on {result['images']} {self.grouping.unit}s -> {file}"
 
     def _report(self) -> str:
-        from ogkd.report import write_report
-
         file = self.out / "report.html"
         if file.is_file():
             return _DONE
@@ -289,9 +287,16 @@ class _Start:
         shown = self.grouping.representative.apply(self.divided)
         audit = checked(self.data, shown, scans=self.scans)
         model, judged, result = self.evaluation
-        command = shlex.join(["ogkd", *sys.argv[1:]])
         dataset = ogkd.read_dataset(self.out / "split.csv")
-        write_report(file, model, dataset, judged, command=command, audit=audit, result=result)
+        ogkd.report(
+            model,
+            dataset,
+            file,
+            predictions=judged,
+            result=result,
+            audit=audit,
+            left_out=[self.division.reasons()] if self.division.left_out else [],
+        )
         return f"-> {file}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ogkd.data.case import Dataset
 from ogkd.data.task import require_guarantees
-from ogkd.errors import DataError, pluralize
+from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.evaluation.sections import Section, Table
 from ogkd.model.calibration import Calibration
@@ -15,20 +15,11 @@ from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.scaling import (
     CONFIDENCE,
-    TEMPERATURES,
     cases_needed_for_coverage,
-    held_out_for_coverage,
-    held_out_for_risk,
-    more_needed,
 )
 
 FEWEST = cases_needed_for_coverage(0.9)
-_PURPOSES = {
-    "prediction sets with 90 % coverage": held_out_for_coverage(0.9),
-    "prediction sets with 95 % coverage": held_out_for_coverage(0.95),
-    "guaranteeing at most 10 % errors (max_risk 0.1)": held_out_for_risk(0.1),
-    "guaranteeing at most 5 % errors (max_risk 0.05)": held_out_for_risk(0.05),
-}
+_WORTHWHILE = (("sets", 0.9), ("sets", 0.95), ("risk", 0.1), ("risk", 0.05))
 
 
 def calibrate(
@@ -49,11 +40,11 @@ def calibrate(
     a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
     """
     card = classifier.card
-    require_guarantees(classifier.task, sensitivity=sensitivity)
-    if confidence is not None:
-        require_guarantees(classifier.task, sensitivity=confidence)
+    require_guarantees(
+        classifier.task, sensitivity=confidence if sensitivity is None else sensitivity
+    )
     every = predict_labelled(classifier, data, split=split)
-    judged = every.without_copies(card.seen)
+    judged = every.unused(Classifier(classifier.backbone, classifier.head, card))
     if judged.left_out and not leave_out_used:
         raise DataError(
             f"The model learned from {judged.left_out} of the {len(every.labels)} images, which "
@@ -110,19 +101,14 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
     if judged.task.affine:
         return
     [question] = calibration.questions
-    low, high = TEMPERATURES
-    if not low * 1.01 < question.temperature < high / 1.01:
-        yield (
-            f"the temperature {question.temperature:.3g} is at the limit of the allowed range: "
-            "the probabilities say little about how often the model is correct."
-        )
     named = zip(judged.class_names, question.counts, strict=True)
     if absent := ", ".join(name for name, count in named if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."
-    for what, held_out in _PURPOSES.items():
-        if more := calibration.missing(held_out):
-            few = f"{calibration.cases} images are too few for {what}"
-            yield f"{few}: at least {more_needed(more)}."
+    for guarantee, share in _WORTHWHILE:
+        try:
+            (calibration.require_sets if guarantee == "sets" else question.threshold)(share)
+        except ConfigError as error:
+            yield str(error)
 
 
 def calibration_section(classifier: Classifier, calibration: Calibration) -> Section:

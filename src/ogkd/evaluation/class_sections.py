@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
+from ogkd.evaluation.metrics import plain, share
 from ogkd.evaluation.names import METRICS
 from ogkd.evaluation.sections import (
     Chart,
@@ -22,9 +24,7 @@ from ogkd.evaluation.sections import (
     percent,
 )
 
-_KEPT = 0.8  # share of the images that are kept when the least confident are referred
 _PAIRS = 3  # confusions that are named
-_SAME = 0.02  # a smaller change of the error rate counts as none
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
 _SCREENING = {
     "Sensitivity": "share of images with a finding that are flagged",
@@ -37,13 +37,25 @@ _NOT_CALIBRATED = (
     "calibrate corrects them with images that the model has not learned from, if those show that "
     "it helps."
 )
-_KINDS = {"lac": "smallest sets (LAC)", "support": "sets by class"}
+_SETS = {  # kinds of sets: what they are guaranteed for, what they need
+    "lac": (
+        "for images like those it was calibrated on (LAC), and on average over images, not for "
+        "each class",
+        "calibration images",
+    ),
+    "support": (
+        "for images drawn like those it learned from, each of another patient, and holds for each "
+        "class",
+        "images per class",
+    ),
+}
+_PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
 
 
 def summary(result: Values) -> Section:
     confused = _frequent_confusions(result)
     errors = f"Its most frequent errors: {confused}." if confused else "It made no errors here."
-    return Section("Summary", (errors, _referral(result), _certainty(result)), key="summary")
+    return Section("Summary", (errors, _certainty(result)), key="summary")
 
 
 def _frequent_confusions(result: Values) -> str:
@@ -59,19 +71,6 @@ def _frequent_confusions(result: Values) -> str:
             for a, b in pairs
             if counts[a, b]
         ]
-    )
-
-
-def _referral(result: Values) -> str:
-    error, risk = 1 - result["accuracy"], result["selective"]["risk_at_coverage"][f"{_KEPT:g}"]
-    start = (
-        f"If the least confident {percent(1 - _KEPT)} of the images are referred to a "
-        "specialist, the error rate on the rest "
-    )
-    if abs(risk - error) <= _SAME:
-        return f"{start}stays at about {percent(error)}."
-    return (
-        f"{start}{'falls' if risk < error else 'rises'} from {percent(error)} to {percent(risk)}."
     )
 
 
@@ -144,7 +143,7 @@ def screening(result: Values) -> Section | None:
         f"Every class except {join_words(values['normal'])} counts as a finding; one finding "
         "mistaken for another counts as detected. The only question here is who would be referred: "
         f"{ill - missed} of {ill} images with a finding are detected, with false alarms on "
-        f"{alarms} of {well} images without one. Flagging as many images at random would detect "
+        f"{alarms} of {well} images without one. Flagging as many images by chance would detect "
         f"{percent((ill - missed + alarms) / result['images'])}."
     )
     rows = tuple((name, cell(values, name.lower())) for name in _SCREENING)
@@ -159,20 +158,35 @@ def _has_both(values: Values | None) -> bool:
 
 
 def prevalence(result: Values) -> Section | None:
-    if not _has_both(result["screening"]):
+    """How often answers are right where findings are as frequent as that, by Bayes' rule.
+
+    All three values increase with sensitivity and specificity, so the ends of both intervals
+    bound them.
+    """
+    values = result["screening"]
+    if not _has_both(values):
         return None
     text = (
         "In percent. Sensitivity and specificity stay the same as long as images of each kind "
         "look the same; how often an answer is right does not. Where findings are rare, most "
         "alarms are false."
     )
-    keys = {"ppv": "right if finding (PPV)", "npv": "right if normal (NPV)", "accuracy": "in all"}
-    rows = [
-        (f"{100 * row['prevalence']:g} %", *(cell(row, key) for key in keys))
-        for row in result["screening"]["at_prevalence"]
-    ]
-    table = Table(("findings", *keys.values()), tuple(rows))
-    return Section("If findings were more or less frequent", (text,), table)
+    keys = ("sensitivity", "specificity")
+    known = np.array([[values[key], *(values["intervals"][key] or ())] for key in keys])
+    rows = []
+    for q in _PREVALENCES:
+        detected, cleared = q * known[0], (1 - q) * known[1]
+        right = {
+            "ppv": share(detected, detected + (1 - q) - cleared),
+            "npv": share(cleared, cleared + q - detected),
+            "all": detected + cleared,
+        }
+        row: dict[str, Any] = {key: plain(float(value[0])) for key, value in right.items()}
+        row["intervals"] = {key: value[1:] for key, value in right.items() if len(value) > 1}
+        rows.append((f"{100 * q:g} %", *(cell(row, key) for key in right)))
+    head = ("findings", "right if finding (PPV)", "right if normal (NPV)", "in all")
+    title = "If findings were more or less frequent"
+    return Section(title, (text,), Table(head, tuple(rows)))
 
 
 def referral(result: Values) -> Section:
@@ -191,7 +205,7 @@ def referral(result: Values) -> Section:
         x_title="images kept, most confident first",
         y_title="error rate",
         lines=(
-            Line("even", "uninformative confidence", (0.0, 1.0), (overall, overall)),
+            Line("even", "confidence is of no use", (0.0, 1.0), (overall, overall)),
             Line("ideal", "ideal (all errors last)", x, tuple(ideal.tolist())),
             Line("model", "this model", x, tuple(selection["curve"]["risk"])),
         ),
@@ -200,10 +214,7 @@ def referral(result: Values) -> Section:
         (percent(1 - c), str(max(1, math.ceil(c * images - 1e-9))), f"{100 * risks[c]:.1f}")
         for c in falling
     ]
-    text = (
-        "Images are ranked by the model's confidence. The fewer of them it keeps, the more are "
-        "referred to a specialist."
-    )
+    text = "The fewer images it keeps, most confident first, the more are referred to a specialist."
     table = Table(("referred", "images kept", "errors among them (%)"), tuple(rows))
     title = "Referring the least confident images"
     return Section(title, (text,), table, (chart,), key="selective", short="Referral")
@@ -244,7 +255,7 @@ def calibration(result: Values) -> Section:
     if fitted := result["calibration"]:
         text = fitted["text"]
     if fitted and fitted["applied"]:
-        states = {f"{when.capitalize()} calibration": fitted[when] for when in ("before", "after")}
+        states = {"Before calibration": fitted["before"], "After calibration": result}
         rows = [
             (metric.heading, *(metric.text(state[metric.name]) for state in states.values()))
             for metric in (METRICS["ece"], METRICS["brier"], METRICS["nll"])
@@ -284,25 +295,16 @@ def prediction_sets(result: Values) -> Section | None:
     """Sets that could be measured, and the guarantees that need more images."""
     if not result["sets"]:
         return None
-    by_class = result["sets"][0]["kind"] == "support"
-    drawn = (
-        "for images drawn like those it learned from, each of another patient, and holds for each "
-        "class"
-        if by_class
-        else "for images like those it was calibrated on, and on average over images, not for each "
-        "class"
-    )
+    drawn, what = _SETS[result["sets"][0]["kind"]]
     text = [
         "Instead of one class, the model can return a set of classes that contains the true one as "
         f"often as guaranteed. The guarantee is {drawn}. A set of one class is a clear answer, a "
         "larger set shows what cannot be told apart, and an empty set means that no class fits."
     ]
     if few := [f"{100 * row['wanted']:g} %" for row in result["sets"] if "note" in row]:
-        what = "images per class" if by_class else "calibration images"
         text.append(f"No sets with a guarantee of {' or '.join(few)}: there are too few {what}.")
     rows = [
         (
-            _KINDS[row["kind"]],
             f"{100 * row['wanted']:g} %",
             cell({**row, "intervals": {"coverage": row["interval"]}}, "coverage"),
             f"{row['mean_size']:.2f}",
@@ -312,7 +314,7 @@ def prediction_sets(result: Values) -> Section | None:
         for row in result["sets"]
         if "coverage" in row
     ]
-    head = ("kind of set", "guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)")
+    head = ("guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)")
     table = Table(head, tuple(rows)) if rows else None
     return Section("Prediction sets (conformal)", tuple(text), table, key="sets", short="Sets")
 

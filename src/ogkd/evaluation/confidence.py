@@ -32,19 +32,17 @@ def bins(
     truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     top, correct = p.max(axis=1), p.argmax(axis=1) == truth
     bin_of = bin_numbers(top, count)
-    rows: list[dict[str, float | None]] = []
-    for number in range(count):
-        inside = bin_of == number
-        rows.append(
-            {
-                "low": number / count,
-                "high": (number + 1) / count,
-                "images": int(inside.sum()),
-                "confidence": float(top[inside].mean()) if inside.any() else None,
-                "accuracy": float(correct[inside].mean()) if inside.any() else None,
-            }
-        )
-    return rows
+    inside = [bin_of == number for number in range(count)]
+    return [
+        {
+            "low": number / count,
+            "high": (number + 1) / count,
+            "images": int(rows.sum()),
+            "confidence": float(top[rows].mean()) if rows.any() else None,
+            "accuracy": float(correct[rows].mean()) if rows.any() else None,
+        }
+        for number, rows in enumerate(inside)
+    ]
 
 
 def ece(labels: ArrayLike, probabilities: ArrayLike) -> float:

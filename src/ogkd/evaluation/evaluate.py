@@ -23,8 +23,6 @@ from ogkd.evaluation.metrics import (
     class_metrics,
     confusion_matrix,
     exact_interval,
-    mean_with_error,
-    predictive_values,
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
@@ -36,8 +34,8 @@ from ogkd.evaluation.sections import (
     text_lines,
     wrapped,
 )
-from ogkd.evaluation.verdict import FEW_TESTED, calibration_text, class_verdict
-from ogkd.model.calibration import Calibration
+from ogkd.evaluation.verdict import FEW_TESTED, class_verdict, is_leaked
+from ogkd.model.calibration import CalibratedSets, Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
 from ogkd.model.support_sets import SupportSets
@@ -45,8 +43,8 @@ from ogkd.model.support_sets import SupportSets
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
-PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings, that predictive values are given for
 _OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
+_WORSE = 0.05  # a rise of the mean negative log-likelihood that is no matter of chance
 _POINTS = 200  # of the risk-coverage curve that are stored
 
 
@@ -75,24 +73,18 @@ def evaluate(
     data: str | Path | Dataset,
     *,
     split: str = "test",
-    graded: bool | None = None,
     resamples: int = 1000,
     leave_out_used: bool = False,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
-    `graded` says whether the classes are grades in order (None: look them up in the catalogue,
-    which has its own order of grades). `leave_out_used` leaves out the images that the model
-    learned from or was calibrated on. `verdict` of the result says in words what it means, and
-    `sections` everything else.
+    `leave_out_used` leaves out the images that the model learned from or was calibrated on.
+    `verdict` of the result says in words what it means, and `sections` everything else.
     """
     judged = predict_labelled(classifier, data, split=split)
-    return evaluate_predictions(
-        judged.unused(classifier) if leave_out_used else judged,
-        classifier,
-        graded=graded,
-        resamples=resamples,
-    )
+    if leave_out_used:
+        judged = judged.unused(classifier)
+    return evaluate_predictions(judged, classifier, resamples=resamples)
 
 
 def evaluate_predictions(
@@ -100,18 +92,19 @@ def evaluate_predictions(
     classifier: Classifier | None = None,
     *,
     calibration: Calibration | None = None,
-    graded: bool | None = None,
     resamples: int = 1000,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
     Shares are 0..1, or None if undefined. `classifier` is what predicted: its calibration applies,
     its sets are measured, and images that it learned from are counted. `calibration` is for
-    predictions without a classifier.
+    predictions without a classifier. There are no intervals if the model learned from the images.
     """
     if classifier is not None:
         calibration = classifier.calibration
-    seen = classifier.card.seen if classifier else frozenset()
+    seen = classifier.card.seen if classifier and not judged.held_out else frozenset()
+    learned_from = int(judged.copies_of(seen).sum())
+    resamples = 0 if is_leaked(learned_from, len(judged.labels)) else resamples
     common = {
         "images": len(judged.labels),
         "unit": judged.unit,
@@ -122,18 +115,12 @@ def evaluate_predictions(
             "by": "group" if judged.group_count else "image",
             "level": LEVEL,
         },
-        "learned_from": int(judged.copies_of(seen).sum()),
+        "learned_from": learned_from,
         "calibrated_on": int(judged.copies_of(calibration.seen if calibration else ()).sum()),
         "left_out": judged.left_out,
     }
-    result = _MEASURES[judged.task.kind](
-        judged,
-        common,
-        calibration,
-        classifier,
-        graded=graded,
-        resamples=resamples,
-    )
+    measure = _MEASURES[judged.task.kind]
+    result = measure(judged, common, calibration, classifier, resamples=resamples)
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
     result["verdict"] = {key: in_units(text, result) for key, text in result["verdict"].items()}
@@ -142,17 +129,19 @@ def evaluate_predictions(
 
 def _warnings(result: Mapping[str, Any], classifier: Classifier | None) -> Iterator[str]:
     """Reasons to trust the numbers less."""
+    unbounded = is_leaked(result["learned_from"], result["images"])
     used = {"learned from": result["learned_from"], "was calibrated on": result["calibrated_on"]}
     for what, count in used.items():
         if count:
+            bounds = " and have no bounds for new images" if unbounded else ""
             yield (
                 f"The model {what} {count} of these {result['images']} images, so the numbers "
-                "look better than they are: leave those out (leave_out_used), or evaluate others."
+                f"look better than they are{bounds}: leave those out (leave_out_used), or evaluate "
+                "others."
             )
     if classifier is not None and (note := engine_note(classifier)):
         yield note
-    change = (result.get("calibration") or {}).get("change")
-    if change and change[0] > 1.96 * change[1]:
+    if (fitted := result.get("calibration")) and result["nll"] > fitted["before"]["nll"] + _WORSE:
         yield "The calibration made the probabilities of these images worse: calibrate again."
     rows = result.get("per_finding") or result["per_class"]
     counts = {name: row.get("present", row.get("images")) for name, row in rows.items()}
@@ -168,11 +157,10 @@ def evaluate_classes(
     calibration: Calibration | None,
     classifier: Classifier | None,
     *,
-    graded: bool | None,
     resamples: int,
 ) -> dict[str, Any]:
     """What is measured where each case has one class."""
-    grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
+    grades = grade_order(judged.class_names)
     labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
     metrics = class_metrics(judged, p, graded=grades, resamples=resamples)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
@@ -190,15 +178,13 @@ def evaluate_classes(
         "screening": _screening(judged, p, metrics),
         "selective": _selective(labels, p),
         "reliability": confidence.bins(labels, p),
-        "calibration": calibration and _calibration(judged, p, calibration),
-        "sets": _sets(judged, p, calibration, classifier),
+        "calibration": calibration and _calibration(judged, calibration),
+        "sets": _sets(judged, p, calibration, classifier, intervals=resamples > 0),
         "abstain": calibration and _abstain(labels, p, calibration),
     }
-    accuracy, balanced = (
-        metrics.share_interval(key) or [0.0, 1.0] for key in ("accuracy", "balanced_accuracy")
-    )
+    ends = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
     support = classifier.card.support_counts if classifier else ()
-    conclusion = class_verdict(result, accuracy=accuracy, balanced=balanced, support=support)
+    conclusion = class_verdict(result, ends, support=support)
     return {"verdict": conclusion, **result}
 
 
@@ -230,17 +216,6 @@ def _screening(
         "missed": int((diseased & ~flagged).sum()),
         "false_positives": int((~diseased & flagged).sum()),
         **metrics.rows(("sensitivity", "specificity", "auroc"), "screening/"),
-        "at_prevalence": [
-            {
-                "prevalence": prevalence,
-                **predictive_values(
-                    prevalence,
-                    [metrics.counts(f"screening/{k}") for k in ("sensitivity", "specificity")],
-                    intervals=metrics.interval("screening/sensitivity") is not None,
-                ),
-            }
-            for prevalence in PREVALENCES
-        ],
     }
 
 
@@ -256,28 +231,25 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
     }
 
 
-def _calibration(
-    judged: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
-) -> dict[str, Any]:
-    labels, question = judged.labels, calibration.questions[0]
-    states = {"before": judged.probabilities(), "after": p}
-    rows = {state: confidence.nll_rows(labels, values) for state, values in states.items()}
-    about = {
+def _calibration(judged: LabelledPredictions, calibration: Calibration) -> dict[str, Any]:
+    """What the calibration did; the scores after it are those of the whole result."""
+    labels, p, question = judged.labels, judged.probabilities(), calibration.questions[0]
+    change = "less" if question.temperature > 1 else "more"
+    return {
+        "text": f"Calibration on {calibration.cases} other images made the model {change} "
+        f"confident (temperature {question.temperature:.2f})."
+        if question.applied
+        else question.reason or "Calibration left the probabilities unchanged.",
         "temperature": question.temperature,
         "applied": question.applied,
         "images": calibration.cases,
-        "change": mean_with_error(rows["after"] - rows["before"], judged.groups),
+        "before": {
+            "ece": confidence.ece(labels, p),
+            "brier": confidence.brier(labels, p),
+            "nll": confidence.nll(labels, p),
+            "reliability": confidence.bins(labels, p),
+        },
     }
-    scores = {
-        state: {
-            "ece": confidence.ece(labels, values),
-            "brier": confidence.brier(labels, values),
-            "nll": float(rows[state].mean()),
-            "reliability": confidence.bins(labels, values),
-        }
-        for state, values in states.items()
-    }
-    return {"text": calibration_text(about, question.reason), **about, **scores}
 
 
 def _sets(
@@ -285,34 +257,35 @@ def _sets(
     p: NDArray[np.float32],
     calibration: Calibration | None,
     classifier: Classifier | None,
+    *,
+    intervals: bool,
 ) -> list[dict[str, Any]] | None:
     """Coverage and size of prediction sets on these images, or why there are none.
 
     They are those of the calibration, or of the images learned from ("support").
     """
-    support_sets = None
-    if calibration is None and classifier is not None:
-        support_sets = SupportSets.of(classifier)
+    sets: SupportSets | CalibratedSets | None = None
+    if calibration is not None:
+        sets = CalibratedSets(calibration, judged.task)
+    elif classifier is not None:
+        sets = SupportSets.of(classifier)
+    if sets is None:
+        return None
     labels = judged.labels
 
     def measure(wanted: float) -> dict[str, Any]:
-        if calibration is not None:
-            calibration.require_sets(wanted)
-            members = judged.task.plausible(p, calibration.limits(wanted))
-        elif support_sets is not None:
-            members = support_sets.members(p, judged.features, wanted)
+        sets.check(wanted)
+        members = sets.members(p, judged.features, wanted)
         hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {
             "coverage": hits / len(labels),
-            "interval": exact_interval(hits, len(labels)),
+            "interval": exact_interval(hits, len(labels)) if intervals else None,
             "mean_size": float(sizes.mean()),
             "single": float((sizes == 1).mean()),
             "empty": float((sizes == 0).mean()),
         }
 
-    if calibration is None and support_sets is None:
-        return None
     kind = "support" if calibration is None else "lac"
     return [
         {"kind": kind, "wanted": wanted, **_or_note(measure, wanted)} for wanted in SET_COVERAGES

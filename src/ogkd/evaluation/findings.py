@@ -9,14 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.data.task import NO, UNSURE, YES
-from ogkd.errors import ConfigError
 from ogkd.evaluation.metrics import (
     Array,
     BootstrappedMetrics,
     auroc,
     average_precision,
-    effective_counts,
-    exact_interval,
     mean_of_known,
     plain,
     resampling_units,
@@ -64,19 +61,18 @@ def evaluate_findings(
     calibration: Calibration | None,
     classifier: Classifier | None,
     *,
-    graded: bool | None,
     resamples: int,
 ) -> dict[str, Any]:
     """AUROC and average precision with intervals, answers, prevalence, and what they mean.
 
     `yes` and `no` are answered by the calibration's limits, without one from 50 % on.
     """
-    if graded:
-        raise ConfigError("graded has no meaning for findings.", argument="graded")
     p, labels, names = judged.probabilities(calibration), judged.labels, judged.class_names
-    units = resampling_units(len(p), judged.groups)
     metrics = BootstrappedMetrics(
-        lambda weights: areas(labels, p, weights), units, resamples=resamples
+        lambda weights: areas(labels, p, weights),
+        resampling_units(len(p), judged.groups),
+        resamples=resamples,
+        areas={"auroc": (labels >= 0, labels == 1)},
     )
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
@@ -97,7 +93,11 @@ def evaluate_findings(
             "brier": plain(float(share(squared[known >= 0].sum(), (yes | no).sum()))),
             "no_below": float(limits[f][1]),
             "yes_above": float(1 - limits[f][0]),
-            **_answered(words[:, f], yes, no, units),
+            **{
+                f"{truth}_{word}": int((words[rows, f] == word).sum())
+                for truth, rows in (("present", yes), ("absent", no))
+                for word in (YES, NO, UNSURE)
+            },
         }
     result: dict[str, Any] = {
         "asks": "findings",
@@ -110,26 +110,6 @@ def evaluate_findings(
         "guarantee": next(iter(Decider(classifier).notes), "") if classifier else "",
     }
     return {"verdict": finding_verdict(result), **result}
-
-
-def _answered(
-    answers: NDArray[np.str_],
-    yes: NDArray[np.bool_],
-    no: NDArray[np.bool_],
-    units: NDArray[np.int64],
-) -> dict[str, Any]:
-    """How often images with and without a finding are answered yes, no and unsure."""
-    measured: dict[str, Any] = {}
-    for truth, rows in (("present", yes), ("absent", no)):
-        for word in (YES, NO, UNSURE):
-            measured[f"{truth}_{word}"] = int((answers[rows] == word).sum())
-        wrong = answers[rows] == (YES if truth == "absent" else NO)
-        ends = exact_interval(*effective_counts(wrong, units[rows])) if rows.any() else None
-        measured[f"{truth}_wrong"] = {
-            "share": plain(float(share(wrong.sum(), rows.sum()))),
-            "interval": ends,
-        }
-    return measured
 
 
 def each_finding(result: Values) -> Section:
@@ -164,21 +144,9 @@ def answers(result: Values) -> Section:
         (name, *(str(row[kind]) for kind in kinds)) for name, row in result["per_finding"].items()
     ]
     head = ("finding", "with it: yes", "unsure", "no", "without: yes", "unsure", "no")
+    table, text = Table(head, tuple(rows)), (result["guarantee"] or _NOT_CALIBRATED,)
     title = "Answers: yes, no or unsure"
-    text = (result["guarantee"] or _NOT_CALIBRATED,)
-    return Section(
-        title, text, Table(head, tuple(rows)), key="answers", short="Answers", brief=True
-    )
+    return Section(title, text, table, key="answers", short="Answers", brief=True)
 
 
-def limits(result: Values) -> Section:
-    """For each finding, the probabilities between which the answer is unsure."""
-    rows = [
-        (name, *(f"{100 * row[key]:.1f}" for key in ("no_below", "yes_above")))
-        for name, row in result["per_finding"].items()
-    ]
-    table = Table(("finding", "no below (%)", "yes above (%)"), tuple(rows))
-    return Section("Limits between which the answer is unsure", table=table)
-
-
-FINDING_SECTIONS = (each_finding, answers, limits)
+FINDING_SECTIONS = (each_finding, answers)

@@ -16,6 +16,7 @@ from ogkd.evaluation.confidence import aurc, brier, brier_rows, ece, nll, nll_ro
 from ogkd.evaluation.predictions import LabelledPredictions
 
 LEVEL = 0.95
+FEWEST_UNITS = 10  # patients, or images of unknown ones, that are worth resampling
 _DRAWS = 20_000  # for the interval of a mean of shares
 _CELLS = 100_000  # of one block of weights: what fits into a processor's cache
 Array = NDArray[np.float64]
@@ -49,12 +50,10 @@ def class_columns(confusion: ArrayLike) -> dict[str, Array]:
     }
 
 
-def summary_columns(
-    confusion: ArrayLike, *, graded: bool | Sequence[int] = False
-) -> dict[str, Array]:
+def summary_columns(confusion: ArrayLike, *, graded: Sequence[int] = ()) -> dict[str, Array]:
     """Accuracy, balanced accuracy, macro-F1 and, for graded classes, quadratic kappa: [...].
 
-    `graded` is True if the classes are grades in order, or their labels in the order of grades.
+    `graded` are the labels in the order of grades, if the classes are grades.
     """
     table = np.asarray(confusion, dtype=np.float64)
     rows = class_columns(table)
@@ -66,8 +65,7 @@ def summary_columns(
     }
     if not graded:
         return columns
-    grades = list(range(table.shape[-1])) if graded is True else list(graded)
-    return columns | {"kappa": quadratic_kappa(table[..., grades, :][..., grades])}
+    return columns | {"kappa": quadratic_kappa(table[..., list(graded), :][..., list(graded)])}
 
 
 def quadratic_kappa(confusion: ArrayLike) -> Array:
@@ -117,7 +115,7 @@ def average_precision(
 
 
 def summary_metrics(
-    labels: ArrayLike, probabilities: ArrayLike, *, graded: bool | Sequence[int] = False
+    labels: ArrayLike, probabilities: ArrayLike, *, graded: Sequence[int] = ()
 ) -> dict[str, float]:
     """The metrics of a whole result; NaN where the labels leave one undefined.
 
@@ -173,42 +171,13 @@ def screening_columns(
     }
 
 
-def predictive_values(
-    prevalence: float, counts: Sequence[Counts], *, intervals: bool = True
-) -> dict[str, Any]:
-    """Predictive values of "finding" and "no finding", and the share of right ones of both.
-
-    Sensitivity and specificity do not depend on how frequent findings are; how often an answer is
-    right does. `counts` are (recognised as such, images) of images with a finding and of those
-    without. All values increase with both shares, which is what their intervals rest on.
-    """
-
-    def values(shares: Array) -> dict[str, Array]:  # shares [2, ...]: sensitivity, specificity
-        detected, cleared = prevalence * shares[0], (1 - prevalence) * shares[1]
-        missed, alarms = prevalence - detected, (1 - prevalence) - cleared
-        return {
-            "ppv": share(detected, detected + alarms),
-            "npv": share(cleared, cleared + missed),
-            "accuracy": detected + cleared,
-        }
-
-    parts, wholes = np.asarray(counts, dtype=np.float64).T
-    here = {key: plain(float(value)) for key, value in values(share(parts, wholes)).items()}
-    ends = {
-        key: increasing_interval(counts, lambda shares, key=key: values(shares)[key])  # type: ignore[misc]
-        if intervals and value is not None
-        else None
-        for key, value in here.items()
-    }
-    return {**here, "intervals": ends}
-
-
 class BootstrappedMetrics:
     """Every metric that gets an interval: once for the images, once for each resample of them.
 
     `measure` gives the metrics for weights of images [R, N]: [R] values, or [R, C] of single
     classes. `shares` are those that are shares of images, whose interval needs no resamples: the
-    images that each counts, and the hits; [N] or [N, C].
+    images that each counts, and the hits; [N] or [N, C]. `areas` are areas under ROC curves: the
+    images that each counts, and the positive ones.
     """
 
     def __init__(
@@ -219,9 +188,10 @@ class BootstrappedMetrics:
         resamples: int,
         width: int = 1,
         shares: Mapping[str, tuple[Mask, Mask]] | None = None,
+        areas: Mapping[str, tuple[Mask, Mask]] | None = None,
     ) -> None:
         self._units = units
-        self._shares = shares or {}
+        self._shares, self._areas = shares or {}, areas or {}
         self._values = measure(np.ones((1, len(units))))
         blocks = resample_weights(units, resamples=resamples, width=width)
         tables = [measure(weights) for weights in blocks]
@@ -234,15 +204,32 @@ class BootstrappedMetrics:
         return plain(float(_of_class(self._values[name], label)[0]))
 
     def interval(self, name: str, label: int | None = None) -> list[float] | None:
-        """[low, high]; None if no intervals were asked for. Shares of images need no resamples."""
-        if self.value(name, label) is None or not self._resampled:
+        """[low, high]; None if no intervals were asked for, or there are too few images to tell.
+
+        Resamples of a handful of units, or of images that are all right or all wrong, look more
+        certain than they are. There areas have the exact interval of a share of as many images as
+        the rarer answer has units, which is never narrower (Var A <= A (1 - A) / min(n+, n-)).
+        """
+        value = self.value(name, label)
+        if value is None or not self._resampled:
             return None
         if name in self._shares or name == "balanced_accuracy":
             return self.share_interval(name, label)
-        return interval(_of_class(self._resampled[name], label))
+        ends = interval(_of_class(self._resampled[name], label))
+        if ends is not None and ends[0] < ends[1] and self._units.max() + 1 >= FEWEST_UNITS:
+            return ends
+        if name not in self._areas:
+            return None
+        counted, positive = (_of_class(mask, label) for mask in self._areas[name])
+        sides = (counted & positive, counted & ~positive)
+        rarer = min(len(np.unique(self._units[side])) for side in sides)
+        return exact_interval(value * rarer, rarer)
 
     def share_interval(self, name: str, label: int | None = None) -> list[float] | None:
         """The interval of a share of images, or of the mean of such shares over the classes."""
+        if name == "class/f1":  # F1 = 2 J / (1 + J) of the share J of hits among both
+            ends = exact_interval(*self.counts(name, label))
+            return ends and [2 * end / (1 + end) for end in ends]
         if name == "balanced_accuracy":
             counted, _ = self._shares["class/recall"]
             classes = np.flatnonzero(counted.any(axis=0)).tolist()
@@ -347,15 +334,6 @@ def mean_interval(counts: Sequence[Counts]) -> list[float]:
     Each end is a quantile of the mean of draws from the distributions that bound each share
     alone (Clopper and Pearson), so that few images never look like evidence.
     """
-    return increasing_interval(counts, lambda shares: shares.mean(axis=0))
-
-
-def increasing_interval(counts: Sequence[Counts], value: Callable[[Array], Array]) -> list[float]:
-    """Interval of a value that increases with each of some independent shares.
-
-    `value` takes draws of the shares [G, R] and gives [R]. Each end is a quantile of the value of
-    draws from the distributions that bound each share alone, as in `mean_interval`.
-    """
     tail = (1 - LEVEL) / 2
     ends = []
     for upper in (0, 1):  # Beta(hits, misses + 1) below, Beta(hits + 1, misses) above
@@ -364,16 +342,8 @@ def increasing_interval(counts: Sequence[Counts], value: Callable[[Array], Array
         for row, (hits, images) in enumerate(counts):
             a, b = hits + upper, images - hits + 1 - upper
             draws[row] = rng.beta(a, b, _DRAWS) if a > 0 and b > 0 else float(a > 0)
-        ends.append(float(np.nanquantile(value(draws), 1 - tail if upper else tail)))
+        ends.append(float(np.quantile(draws.mean(axis=0), 1 - tail if upper else tail)))
     return ends
-
-
-def mean_with_error(values: Array, groups: Sequence[str | None] | None = None) -> list[float]:
-    """The mean and its standard error, by group where there are groups."""
-    units = resampling_units(len(values), groups)
-    mean = float(values.mean())
-    sums = np.bincount(units, weights=values - mean)
-    return [mean, float(np.sqrt((sums**2).sum()) / len(values))]
 
 
 def _of_class(table: Any, label: int | None) -> Any:
@@ -384,57 +354,54 @@ def class_metrics(
     judged: LabelledPredictions,
     p: NDArray[np.float32],
     *,
-    graded: bool | Sequence[int],
+    graded: Sequence[int] = (),
     resamples: int,
 ) -> BootstrappedMetrics:
     """The metrics of classes; of single ones named "class/...", of screening "screening/..."."""
-    return BootstrappedMetrics(
-        lambda weights: _metrics(judged, p, weights, graded=graded),
-        resampling_units(len(p), judged.groups),
-        resamples=resamples,
-        width=len(judged.class_names) ** 2,
-        shares=_shares(judged, p),
-    )
+    labels, classes = judged.labels, np.arange(len(judged.class_names))
+    pairs = labels * len(classes) + p.argmax(axis=1)
+    briers, losses = brier_rows(labels, p), nll_rows(labels, p)
 
+    def measure(w: Array) -> dict[str, Array]:
+        """For weights of images [R, N]: [R] values each, [R, C] for single classes."""
+        rows = [np.bincount(pairs, weights=row, minlength=len(classes) ** 2) for row in w]
+        table = np.stack(rows).reshape(-1, len(classes), len(classes))
+        columns = np.stack([auroc(labels == c, p[:, c], w) for c in classes], axis=1)
+        metrics = {
+            **summary_columns(table, graded=graded),
+            "auroc": mean_of_known(columns),
+            "brier": w @ briers / w.sum(axis=1),
+            "nll": w @ losses / w.sum(axis=1),
+            **{f"class/{key}": value for key, value in class_columns(table).items()},
+            "class/auroc": columns,
+        }
+        if judged.normal:
+            screening = screening_columns(labels, p, judged.normal, w)
+            metrics |= {f"screening/{key}": value for key, value in screening.items()}
+        return metrics
 
-def _metrics(
-    judged: LabelledPredictions, p: NDArray[np.float32], w: Array, *, graded: bool | Sequence[int]
-) -> dict[str, Array]:
-    """Metrics for weights of images [R, N]: [R] values each, [R, C] for single classes."""
-    labels, classes = judged.labels, len(judged.class_names)
-    pairs = labels * classes + p.argmax(axis=1)
-    rows = [np.bincount(pairs, weights=row, minlength=classes**2) for row in w]
-    table = np.stack(rows).reshape(-1, classes, classes)
-    areas = np.stack([auroc(labels == c, p[:, c], w) for c in range(classes)], axis=1)
-    total = w.sum(axis=1)
-    metrics = {
-        **summary_columns(table, graded=graded),
-        "auroc": mean_of_known(areas),
-        "brier": w @ brier_rows(labels, p) / total,
-        "nll": w @ nll_rows(labels, p) / total,
-        **{f"class/{key}": value for key, value in class_columns(table).items()},
-        "class/auroc": areas,
-    }
-    if judged.normal:
-        screening = screening_columns(labels, p, judged.normal, w)
-        metrics |= {f"screening/{key}": value for key, value in screening.items()}
-    return metrics
-
-
-def _shares(judged: LabelledPredictions, p: NDArray[np.float32]) -> dict[str, tuple[Mask, Mask]]:
-    """For each metric that is a share of images: those it counts, and the hits; [N] or [N, C]."""
-    classes = np.arange(len(judged.class_names))
-    truth, predicted = (row[:, None] == classes for row in (judged.labels, p.argmax(axis=1)))
+    truth, predicted = (row[:, None] == classes for row in (labels, p.argmax(axis=1)))
+    every = np.ones(len(truth), dtype=bool)
     shares = {
-        "accuracy": (np.ones(len(truth), dtype=bool), (truth & predicted).any(axis=1)),
+        "accuracy": (every, (truth & predicted).any(axis=1)),
         "class/recall": (truth, predicted),
         "class/precision": (predicted, truth),
         "class/specificity": (~truth, ~predicted),
+        "class/f1": (truth | predicted, truth & predicted),
     }
+    areas = {"class/auroc": (np.ones_like(truth), truth)}
     if judged.normal:
-        diseased, flagged = screening_masks(judged.labels, p, judged.normal)
+        diseased, flagged = screening_masks(labels, p, judged.normal)
         shares |= {
             "screening/sensitivity": (diseased, flagged),
             "screening/specificity": (~diseased, ~flagged),
         }
-    return shares
+        areas["screening/auroc"] = (every, diseased)
+    return BootstrappedMetrics(
+        measure,
+        resampling_units(len(p), judged.groups),
+        resamples=resamples,
+        width=len(classes) ** 2,
+        shares=shares,
+        areas=areas,
+    )

@@ -23,13 +23,13 @@ class Metric:
         return self.words[0].upper() + self.words[1:]
 
     @property
+    def unit(self) -> str:
+        return " (%)" if self.percent else ""
+
+    @property
     def heading(self) -> str:
         """The short name with its unit, for a column or an axis: "ECE (%)"."""
         return f"{self.short or self.title}{self.unit}"
-
-    @property
-    def unit(self) -> str:
-        return " (%)" if self.percent else ""
 
     @property
     def scale(self) -> float:
@@ -46,10 +46,6 @@ class Metric:
         return f"{value * self.scale:.{decimals + more}f}"
 
 
-def _lower(name: str, words: str, meaning: str, short: str = "", *, percent: bool = True) -> Metric:
-    return Metric(name, words, meaning, short, percent, lower_is_better=True)
-
-
 _KAPPA = "agreement beyond chance; an error of two grades counts more than one of one"
 _ECE = "average gap between the stated probability and the share of correct answers"
 _BRIER = "squared distance between the probabilities and the truth, from 0 to 2"
@@ -63,11 +59,17 @@ _ALL = [
     Metric("macro_f1", "macro-F1", "mean F1 of the classes: recall and precision together"),
     Metric("auroc", "AUROC", "how often an image of a class is ranked above one of another class"),
     Metric("kappa", "quadratic kappa", _KAPPA, percent=False),
-    _lower("ece", "expected calibration error", _ECE, "ECE"),
-    _lower("brier", "Brier score", _BRIER, "Brier", percent=False),
-    _lower("nll", "negative log-likelihood", _NLL, "NLL", percent=False),
-    _lower("aurc", "AURC", "mean error rate along the risk-coverage curve"),
-    _lower("false_alarms", "false alarms on normal images", _FALSE, "False alarms"),
+    Metric("ece", "expected calibration error", _ECE, "ECE", lower_is_better=True),
+    Metric("brier", "Brier score", _BRIER, "Brier", percent=False, lower_is_better=True),
+    Metric("nll", "negative log-likelihood", _NLL, "NLL", percent=False, lower_is_better=True),
+    Metric("aurc", "AURC", "mean error rate along the risk-coverage curve", lower_is_better=True),
+    Metric(
+        "false_alarms",
+        "false alarms on normal images",
+        _FALSE,
+        "False alarms",
+        lower_is_better=True,
+    ),
     Metric("sensitivity", "sensitivity for any disease", _SENSITIVE, "Sensitivity"),
 ]
 METRICS = {metric.name: metric for metric in _ALL}

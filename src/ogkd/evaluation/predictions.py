@@ -39,6 +39,7 @@ class LabelledPredictions:
     warnings: tuple[str, ...] = ()  # why nothing computed from these should be relied on
     left_out: int = 0  # cases that are not among these because the model was made with them
     unit: str = "image"  # what a case is called
+    held_out: bool = False  # whether each was predicted by a model that had not learned from it
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -67,19 +68,13 @@ class LabelledPredictions:
         """Which cases have an image among `seen`, by content or by pixels."""
         if not seen:
             return np.zeros(len(self.cases), dtype=bool)
-        with (
-            ThreadPoolExecutor() as pool,
-            progress_bar("Looking for copies", len(self.cases)) as bar,
-        ):
-            known = []
-            for copy in pool.map(lambda case: case.is_among(seen), self.cases):
-                known.append(copy)
-                bar.advance()
-        return np.array(known, dtype=bool)
+        with ThreadPoolExecutor() as pool:
+            return np.array(list(pool.map(lambda case: case.is_among(seen), self.cases)), bool)
 
-    def without_copies(self, seen: Collection[str]) -> LabelledPredictions:
-        """A copy without the cases that have an image among `seen`."""
-        used = self.copies_of(seen)
+    def unused(self, classifier: Classifier) -> LabelledPredictions:
+        """A copy without the cases that the model learned from or was calibrated on."""
+        made = classifier.calibration
+        used = self.copies_of(classifier.card.seen | (made.seen if made else frozenset()))
         if used.all() and len(used):
             raise DataError(
                 f"The model learned from or was calibrated on all of these {len(used)} images. "
@@ -87,12 +82,6 @@ class LabelledPredictions:
                 argument="split",
             )
         return self.without(used)
-
-    def unused(self, classifier: Classifier) -> LabelledPredictions:
-        """A copy without the cases that the model learned from or was calibrated on."""
-        calibration = classifier.calibration
-        seen = calibration.seen if calibration else frozenset()
-        return self.without_copies(classifier.card.seen | seen)
 
     def without(self, left_out: NDArray[np.bool_]) -> LabelledPredictions:
         """A copy without the marked cases."""

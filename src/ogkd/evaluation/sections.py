@@ -110,10 +110,10 @@ def wrapped(text: str) -> list[str]:
 
 
 def in_units(value: Any, result: Values) -> Any:
-    """Words about images as words about bags, if those were evaluated; records of words, too.
+    """Words about images as words about patients, if those were evaluated; records of words, too.
 
-    >>> in_units("3 of 4 images", {"unit": "bag", "class_names": ["cyst"]})
-    '3 of 4 bags'
+    >>> in_units("3 of 4 images", {"unit": "patient", "class_names": ["cyst"]})
+    '3 of 4 patients'
     """
     unit = result.get("unit", "image")
     if unit == "image" or "image" in "".join(result["class_names"]).lower():
@@ -156,9 +156,10 @@ def cell(values: Values, key: str) -> str:
 
 def metric_row(metric: Metric, values: Values) -> tuple[str, str, str]:
     """Name with unit, value and interval of a metric."""
-    value, ends = values[metric.name], values.get("intervals", {}).get(metric.name)
+    value, ends = values[metric.name], values["intervals"].get(metric.name, [])
     shown = "-" if value is None else metric.text(value)
-    return metric.heading, shown, "" if ends is None else " to ".join(map(metric.text, ends))
+    interval = " to ".join(map(metric.text, ends)) if ends is not None else "too few to tell"
+    return metric.heading, shown, interval if values["bootstrap"]["resamples"] else ""
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -171,13 +172,17 @@ def interval_text(result: Values) -> str:
     how = result["bootstrap"]
     if not how["resamples"]:
         return "No intervals were computed."
-    unit = "patients (groups)" if how["by"] == "group" else "images"
-    return (
+    grouped = how["by"] == "group"
+    text = (
         f"Intervals: {100 * how['level']:.0f} %, exact (Clopper-Pearson) for shares of images, by "
-        f"{how['resamples']} bootstrap resamples of {unit} for the others. "
-    ) + (
-        "Images of one patient (group) are alike and count for fewer."
-        if how["by"] == "group"
-        else "If several images come from one patient and the data does not say so, these "
+        f"{how['resamples']} bootstrap resamples of {'patients (groups)' if grouped else 'images'} "
+        "for the others, unless there are too few to tell."
+    )
+    if grouped:
+        return f"{text} Images of one patient (group) are alike and count for fewer."
+    if result["unit"] != "image":
+        return text
+    return (
+        f"{text} If several images come from one patient and the data does not say so, these "
         "intervals are too narrow."
     )

@@ -27,17 +27,21 @@ _WEAK = 0.8  # share of a class found below which more is worth doing about it
 _LEAK = "No verdict: the model learned from these images"
 
 
+def is_leaked(learned_from: int, images: int) -> bool:
+    """Whether the model learned from so many of these images that nothing is known of new ones."""
+    return learned_from > _LEAKED * images
+
+
 def class_verdict(
     result: Mapping[str, Any],
+    intervals: Mapping[str, Sequence[float] | None],
     *,
-    accuracy: Sequence[float],
-    balanced: Sequence[float],
     support: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The verdict on an evaluation of classes: plain fields, and `text` for people.
 
-    `accuracy` and `balanced` are 95 % intervals of accuracy and balanced accuracy, `support` the
-    images of each class that the model learned from, if known.
+    `intervals` are those of accuracy and balanced accuracy, of 95 %, `support` the images of each
+    class that the model learned from, if known.
     """
     names, counts = result["class_names"], np.asarray(result["confusion"])
     totals, images = counts.sum(axis=1), result["images"]
@@ -45,10 +49,11 @@ def class_verdict(
     majority = {"class": names[most], "share": float(totals[most] / images)}
     unequal = bool(totals.max() >= _UNEQUAL * totals[present].min())
     basis = "balanced_accuracy" if unequal else "accuracy"
-    value, ends = result[basis], balanced if unequal else accuracy
+    value, ends = result[basis], intervals[basis] or [0.0, 1.0]
     guess = 1 / len(present) if unequal else majority["share"]
     better, more = None, None
-    if result["learned_from"] > _LEAKED * images:
+    leaked = is_leaked(result["learned_from"], images)
+    if leaked:
         headline = _LEAK
     elif len(present) == 1:
         headline = "No verdict: all images show the same class"
@@ -64,9 +69,9 @@ def class_verdict(
         "headline": headline,
         "basis": basis,
         "accuracy": result["accuracy"],
-        "interval": list(accuracy),
+        "interval": None if leaked else intervals["accuracy"],
         "balanced_accuracy": result["balanced_accuracy"],
-        "balanced_interval": list(balanced),
+        "balanced_interval": None if leaked else intervals["balanced_accuracy"],
         "guessing": guess,
         "majority": majority,
         "weakest": _weakest(result, counts),
@@ -127,14 +132,14 @@ def _sentences(conclusion: Mapping[str, Any], correct: int, images: int) -> Iter
     always = f"always answering '{most['class']}' would be correct for {percent(most['share'])}"
     if conclusion["basis"] == "balanced_accuracy":
         yield (
-            f"It finds {percent(conclusion['balanced_accuracy'])} of the images of a class on "
-            f"average ({_interval(conclusion['balanced_interval'])}), guessing "
+            f"On average it recognises {percent(conclusion['balanced_accuracy'])} of each class"
+            f"{_interval(conclusion['balanced_interval'], ' ({})')}, guessing "
             f"{percent(conclusion['guessing'])}."
         )
         always += ", as the classes are very unequal"
     yield (
         f"It classified {correct} of {pluralize(images, 'image')} correctly "
-        f"({percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])}); {always}."
+        f"({percent(conclusion['accuracy'])}{_interval(conclusion['interval'], ', {}')}); {always}."
     )
     # At chance, the weakest class is a matter of chance.
     if weak and conclusion["better_than_guessing"] is not False:
@@ -143,7 +148,7 @@ def _sentences(conclusion: Mapping[str, Any], correct: int, images: int) -> Iter
         taken = f", and mostly takes the others for '{weak['mistaken_for']}'" if mostly else ""
         share = f"{weak['found']} of {pluralize(weak['images'], 'image')}"
         yield f"Weakest class: it finds {share} of '{weak['class']}'{taken}."
-    elif correct == images:
+    elif correct == images and conclusion["interval"]:
         yield (
             f"It made no errors here, but up to {percent(1 - conclusion['interval'][0])} errors "
             "on new images cannot be ruled out."
@@ -174,22 +179,10 @@ def _advice(better: bool, weak: Mapping[str, Any] | None, support: Mapping[str, 
     )
 
 
-def _interval(ends: Sequence[float]) -> str:
-    return f"95 % interval {percent(ends[0]).removesuffix(' %')} to {percent(ends[1])}"
-
-
-def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
-    """What calibration did, and whether the evaluated images confirm it."""
-    if not about["applied"]:
-        return reason or "Calibration left the probabilities unchanged."
-    mean, error = about["change"]
-    effect = "improved" if mean < 0 else "got worse: calibrate again on more images like these"
-    return (
-        f"Calibration on {about['images']} other images made the model "
-        f"{'less' if about['temperature'] > 1 else 'more'} confident (temperature "
-        f"{about['temperature']:.2f}); on the images evaluated here, its probabilities "
-        f"{'did not change beyond chance' if abs(mean) <= 1.96 * error else effect}."
-    )
+def _interval(ends: Sequence[float] | None, form: str) -> str:
+    if ends is None:
+        return ""
+    return form.format(f"95 % interval {percent(ends[0]).removesuffix(' %')} to {percent(ends[1])}")
 
 
 def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +193,7 @@ def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
         [name for name, recognised in state.items() if recognised is answer]
         for answer in (True, False, None)
     )
-    leaked = result["learned_from"] > _LEAKED * result["images"]
+    leaked = is_leaked(result["learned_from"], result["images"])
     count = f"{len(better)} of {pluralize(len(rows), 'finding')}"
     headline = f"Clearly better than guessing for {count}" if better else (
         "No finding is recognised clearly better than by guessing"
@@ -215,8 +208,7 @@ def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     }
     sentences = []
     if (area := result["macro"]["auroc"]) is not None:
-        ends = result["macro"]["intervals"]["auroc"]
-        sure = "" if ends is None else f", {_interval(ends)}"
+        sure = _interval(result["macro"]["intervals"]["auroc"], ", {}")
         sentences.append(
             f"An image with a finding is ranked above one without it in {percent(area)} of all "
             f"pairs on average (AUROC{sure})."
@@ -225,7 +217,7 @@ def finding_verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     if len(known) > 1:
         weak = min(known, key=known.__getitem__)
         sentences.append(f"Weakest: '{weak}' with {percent(known[weak])}.")
-    if undecided:
+    if undecided and not leaked:
         few = [f"{name} ({rows[name]['present']} with it)" for name in undecided]
         sentences.append(f"These images cannot show whether it recognises: {', '.join(few)}.")
     if not_better:

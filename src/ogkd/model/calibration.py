@@ -29,6 +29,7 @@ from ogkd.model.scaling import (
     conformal_limit,
     fit_odds,
     held_out_for_coverage,
+    held_out_for_risk,
     held_out_for_sensitivity,
     justified_temperature,
     more_needed,
@@ -156,14 +157,30 @@ class Question(BaseModel):
                 break
             passed = threshold
         if passed is None:
+            goal = f"at most {100 * max_risk:g} % errors with {100 * confidence:g} % confidence"
             raise ConfigError(
-                f"No threshold gives at most {100 * max_risk:g} % errors with "
-                f"{100 * confidence:g} % confidence: {wrong.sum()} of {len(wrong)} held-out "
-                "calibration images are wrong. Calibrate with more images, allow a larger risk, "
-                "or use a better model.",
+                f"No threshold gives {goal}: {wrong.sum()} of {len(wrong)} held-out calibration "
+                f"images are wrong. {self._remedy(int(wrong.sum()), max_risk, confidence)}",
                 argument="max_risk",
             )
         return passed
+
+    def _remedy(self, wrong: int, max_risk: float, confidence: float) -> str:
+        """What gives a threshold; more cases do not where one answer to all is as often right."""
+        more = self.missing(held_out_for_risk(max_risk, confidence=confidence))
+        if wrong / len(self.confidences) >= 1 - max(self.counts) / sum(self.counts):
+            return "No number of images helps, as guessing is as good: use a better model."
+        if more:
+            return f"At least {more_needed(more)}, or a larger risk."
+        return "Calibrate with more images, allow a larger risk, or use a better model."
+
+    def missing(self, held_out: int) -> int:
+        """How many more cases it takes, at the least, until so many do not fit the scale.
+
+        Whole patients go to one side, so with patients it may take more.
+        """
+        short = held_out - len(self.confidences)
+        return max(short, cases_in_all(held_out) - sum(self.counts)) if short > 0 else 0
 
     def _proposals(self, max_risk: float) -> list[float]:
         """Thresholds in the order to test them, from the cases that fitted the scale."""
@@ -301,12 +318,8 @@ class Calibration(BaseModel):
             )
 
     def missing(self, held_out: int) -> int:
-        """How many more cases it takes, at the least, until so many do not fit the scale.
-
-        Whole patients go to one side, so with patients it may take more.
-        """
-        short = held_out - max(len(question.confidences) for question in self.questions)
-        return max(short, cases_in_all(held_out) - self.cases) if short > 0 else 0
+        """How many more cases it takes until so many do not fit the scale of a question."""
+        return min(question.missing(held_out) for question in self.questions)
 
     @classmethod
     def read(cls, path: Path, task: Task, *, weights_sha256: str | None = None) -> Self | None:

@@ -209,8 +209,9 @@ class Decider:
         confidence = self.policy.confidence
         question = self._calibrated("max_risk").questions[0]
         threshold = question.threshold(max_risk, confidence=confidence)
+        rule = f"Abstaining if the probability is below {threshold:.4f}"
         self.notes.append(
-            f"Abstaining if the probability is below {threshold:.4f}: with "
+            f"{rule if threshold else 'No answer needs to be withheld'}: with "
             f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
             "predictions are wrong on images like those of the calibration."
         )

@@ -134,7 +134,7 @@ def fallback_note(
     note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
     for name, path in shipped_banks().items():
         if not _missing(class_names, read_json(path)):
-            return f"{note} The shipped bank '{name}' has prompts for these classes."
+            return f"{note} There are prompts for these classes: add --prompts {name}."
     return f"{note} Texts that describe what is seen may work better (`ogkd prompts new`)."
 
 

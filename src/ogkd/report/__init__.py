@@ -8,9 +8,9 @@ import sys
 from types import ModuleType
 
 from ogkd.report.data_page import data_check_page, write_data_check
-from ogkd.report.model_page import report, write_report
+from ogkd.report.model_page import report
 
-__all__ = ["data_check_page", "report", "write_data_check", "write_report"]
+__all__ = ["data_check_page", "report", "write_data_check"]
 
 
 class _Callable(ModuleType):

@@ -75,21 +75,14 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
         for pair in audit.near
     ]
     suspects = [
-        (
-            (suspect.image,),
-            f"labelled {suspect.given} (probability {suspect.score:.3f}), "
-            f"looks like {suspect.suggested}",
-        )
-        for suspect in (audit.labels.suspects if audit.labels else ())
+        ((each.image,), f"labelled {each.given} ({each.score:.3f}), looks like {each.suggested}")
+        for each in (audit.labels.suspects if audit.labels else ())
     ]
 
     def harm(card: Card) -> int:
         """Copies across labels or splits come first."""
         images = [audit.records[number] for number in card[0]]
-        return sum(
-            len(set(values)) > 1
-            for values in ([image.label for image in images], [image.split for image in images])
-        )
+        return len({image.label for image in images}) + len({image.split for image in images})
 
     galleries: dict[str, list[Card]] = {
         "Identical images": sorted(exact, key=harm, reverse=True),
@@ -108,9 +101,10 @@ def _card(
 ) -> Mapping[str, Any]:
     images = [audit.records[number] for number in members]
     names = [", ".join(filter(None, (image.split, image.label))) for image in images]
-    files = [image.file for image in images]
     return {
         "apart": len(set(names)) > 1,
         "words": words,
-        "images": list(zip(names, files, map(thumb, members), strict=True)),
+        "images": list(
+            zip(names, (image.file for image in images), map(thumb, members), strict=True)
+        ),
     }

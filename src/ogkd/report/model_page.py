@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from numpy.typing import NDArray
 from ogkd.audit import Audit, audit_data
 from ogkd.data.case import Dataset
 from ogkd.data.fetch import resolve_data
+from ogkd.data.names import fold_name
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import pluralize
 from ogkd.evaluation import (
@@ -23,27 +27,26 @@ from ogkd.evaluation import (
 )
 from ogkd.evaluation.sections import Section, Table, percent
 from ogkd.files import write_text
-from ogkd.model.card import CAUTION
+from ogkd.methods import flatten
+from ogkd.model.card import CAUTION, ModelCard, versions
 from ogkd.model.classifier import Classifier
-from ogkd.report import facts
 from ogkd.report.page import Subject, render
 
+_NOT_SHOWN = {"support_images", "support_pixels", "unlabelled_images", "metrics"}  # of the card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _MARKS = {  # of a verdict: class in the style sheet, sign
     True: ("good", "\u2713"),
     False: ("error", "\u2717"),
     None: ("warning", "?"),
 }
-_EXAMPLES = (
-    "For each class, the correctly classified image that the model is most confident about. The "
-    "lighter the blue of an area, the more evidence it gives for the class compared with the rest "
-    "of the image; the patches that count most are outlined, and the empty background is left out. "
+_MAPS = (
+    "In the maps, red areas speak for the named class and blue ones against it, within this image. "
     "This shows what the model relies on, not where the disease is."
 )
+_EXAMPLES = "For each class, the correctly classified image that the model is most confident about."
 _MISTAKES = (
     "For each finding, the image without it that was given the highest probability, and the image "
-    "with it that was given the lowest. The lighter the blue of an area, the more evidence it "
-    "gives for the finding. This shows what the model relies on, not where the disease is."
+    "with it that was given the lowest."
 )
 _CAUTION = (
     "Performance may differ between hospitals, scanners, imaging protocols and patient groups, and "
@@ -60,55 +63,37 @@ def report(
     split: str = "test",
     show_names: bool = False,
     images: bool = True,
-    check: bool = True,
+    audit: Audit | bool = True,
+    predictions: LabelledPredictions | None = None,
+    result: Evaluation | None = None,
+    left_out: Sequence[str] = (),
 ) -> Path:
     """Evaluate a model on labelled images and write one self-contained HTML page about it.
 
     The page shows small copies of images (`images=False`: none), and file names only with
-    `show_names`. `check` reads all images of the data and adds what is wrong with them. Returns
-    the path of the page.
+    `show_names`. `audit` is the check of the data, or whether to make one, which reads all images.
+    `predictions` are the model's outputs and `result` the value of `evaluate_predictions`, if
+    they are known already. `left_out` says what was. But for the time, the same input gives the
+    same page. Returns the path of the page.
     """
-    dataset = resolve_data(data)
-    predictions = predict_labelled(classifier, dataset, split=split)
-    folders = {str(image.file.absolute().parent) for image in dataset.images}
-    audit = audit_data(dataset, root=Path(os.path.commonpath(folders))) if check else None
-    write_report(
-        out, classifier, dataset, predictions, show_names=show_names, audit=audit, images=images
-    )
-    return Path(out)
-
-
-def write_report(
-    path: str | Path,
-    classifier: Classifier,
-    dataset: Dataset,
-    predictions: LabelledPredictions,
-    *,
-    command: str = "",
-    show_names: bool = False,
-    audit: Audit | None = None,
-    images: bool = True,
-    result: Evaluation | None = None,
-) -> None:
-    """Write the page about `predictions`, the model's outputs on a part of `dataset`.
-
-    File names are left out unless `show_names`; `images=False` leaves the images out. `result`
-    is the value of `evaluate_predictions`, if that was computed already. `command` is the command
-    line to show. But for the time, the same input gives the same page.
-    """
-    if result is None:
-        result = evaluate_predictions(predictions, classifier)
-    subject = Subject(classifier, predictions, result, show_names, images)
-    card = classifier.card
+    dataset, card = resolve_data(data), classifier.card
+    if predictions is None:
+        predictions = predict_labelled(classifier, dataset, split=split)
+    if audit is True:
+        folders = {str(image.file.absolute().parent) for image in dataset.images}
+        audit = audit_data(dataset, root=Path(os.path.commonpath(folders)))
+    checked = audit or None
+    result = result or evaluate_predictions(predictions, classifier)
+    subject = Subject(classifier, predictions, show_names, images)
     galleries = _GALLERIES[predictions.task.kind](subject)
     sections = [
         *result.sections,
-        *galleries,
-        facts.data_section(dataset, card, predictions, audit),
-        facts.making_section(classifier, predictions, command, show_names=show_names),
+        *(section for section in galleries if section.cards or section.key == "errors"),
+        _data(dataset, card, predictions, left_out),
+        _making(classifier, predictions, show_names=show_names),
     ]
     warnings = list(result["warnings"])
-    if audit is not None and (errors := audit.count("error")):
+    if checked is not None and (errors := checked.count("error")):
         warnings.append(f"The data check found {pluralize(errors, 'error')}: see Data below.")
     now = datetime.now().astimezone()
     page = render(
@@ -122,14 +107,15 @@ def write_report(
         outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
         has_images=any(section.cards for section in sections),
         show_names=show_names,
-        audit=audit,
+        audit=checked,
         sections=sections,
     )
-    write_text(Path(path), page, suffixes=(".html",))
+    write_text(Path(out), page, suffixes=(".html",))
+    return Path(out)
 
 
 def _class_galleries(subject: Subject) -> list[Section]:
-    """Errors, examples and the class graph, of a model of classes."""
+    """Errors and examples of a model of classes; the errors are a table if there are no images."""
     p, labels = subject.p, subject.predictions.labels
     names, best = subject.predictions.class_names, subject.p.argmax(axis=1)
     wrong, right = confident_errors(labels, p), correct_examples(labels, p)
@@ -151,15 +137,13 @@ def _class_galleries(subject: Subject) -> list[Section]:
             for n in wrong
         ]
         table = Table(("true class", "predicted", "confidence", "file"), tuple(rows))
-    sections = [
-        Section("Most confident errors", (text,), table, key="errors", short="Errors", cards=errors)
+    evidence = "Evidence: where it looks"
+    return [
+        Section(
+            "Most confident errors", (text,), table, key="errors", short="Errors", cards=errors
+        ),
+        Section(evidence, (_EXAMPLES, _MAPS), key="examples", short="Evidence", cards=examples),
     ]
-    if examples:
-        title = "Evidence: where it looks"
-        sections.append(
-            Section(title, (_EXAMPLES,), key="examples", short="Evidence", cards=examples)
-        )
-    return [*sections, facts.graph_section(subject.classifier)]
 
 
 def confident_errors(
@@ -171,19 +155,11 @@ def confident_errors(
     return wrong[np.argsort(-confidence, kind="stable")][:_MOST]
 
 
-def correct_examples(
-    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
-) -> NDArray[np.intp]:
+def correct_examples(labels: NDArray[np.integer], probabilities: NDArray[np.floating]) -> list[int]:
     """For each class the most confident correct image, if there is one."""
-    correct = probabilities.argmax(axis=1) == labels
-    confidence = np.where(correct, probabilities.max(axis=1), -1.0)
-    examples = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        best = members[np.argmax(confidence[members])]
-        if confidence[best] >= 0:
-            examples.append(best)
-    return np.asarray(examples[:_MOST], np.intp)
+    best, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    members = [np.flatnonzero((labels == c) & (best == c)) for c in np.unique(labels)]
+    return [int(rows[np.argmax(confidence[rows])]) for rows in members if len(rows)][:_MOST]
 
 
 def _class_card(subject: Subject, number: int, predicted: int) -> tuple[str, str]:
@@ -202,8 +178,7 @@ def _finding_galleries(subject: Subject) -> list[Section]:
     """The worst mistakes of a model of findings."""
     cards = subject.cards(worst_mistakes(subject.predictions.labels, subject.p), _finding_card)
     title = "Most confident mistakes"
-    section = Section(title, (_MISTAKES,), key="mistakes", short="Mistakes", cards=cards)
-    return [section] if cards else []
+    return [Section(title, (_MISTAKES, _MAPS), key="mistakes", short="Mistakes", cards=cards)]
 
 
 def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
@@ -225,6 +200,67 @@ def _finding_card(subject: Subject, number: int, f: int) -> tuple[str, str]:
     name, present = subject.predictions.class_names[f], subject.predictions.labels[number, f] == 1
     title = f"{name}: {'missed' if present else 'not there'}"
     return title, f"{100 * subject.p[number, f]:.0f} % for {name}"
+
+
+def _data(
+    dataset: Dataset,
+    card: ModelCard,
+    predictions: LabelledPredictions,
+    left_out: Sequence[str] = (),
+) -> Section:
+    """Images of each class or finding in each split, those learned from, and what was left out.
+
+    Classes are matched by name, as in the evaluation.
+    """
+    splits, task = dataset.splits, dataset.task
+    names = {fold_name(name): name for name in (*card.class_names, *task.names)}
+    counted = Counter(
+        (fold_name(task.names[number]), case.split)
+        for case in dataset.cases
+        for number in task.shown(case.target)
+    )
+    learned = dict(zip(map(fold_name, card.class_names), card.support_counts, strict=False))
+    rows = [
+        (name, *(str(counted[key, split]) for split in splits), str(learned.get(key, 0)))
+        for key, name in names.items()
+    ]
+    head = (task.noun, *(split or "images" for split in splits), "learned from")
+    groups = "an unknown number of" if predictions.group_count is None else predictions.group_count
+    text = [f"The evaluated images come from {groups} patients (groups)."]
+    if count := predictions.left_out:
+        used = pluralize(count, predictions.unit)
+        left_out = (*left_out, f"{used} that the model learned from or was calibrated on")
+    if left_out:
+        text.append(f"Left out: {'; '.join(left_out)}.")
+    return Section("The data", tuple(text), Table(head, tuple(rows)), key="data", short="Data")
+
+
+def _making(
+    classifier: Classifier, predictions: LabelledPredictions, *, show_names: bool
+) -> Section:
+    """The model card, and what else the numbers depend on."""
+    card = classifier.card
+    seen = json.dumps(sorted(zip(predictions.keys, predictions.labels.tolist(), strict=True)))
+    name = card.backbone.name if show_names else card.backbone.short_name
+    facts = {
+        "evaluated images, with labels": hashlib.sha256(seen.encode()).hexdigest(),
+        "evaluated with": {"engine": classifier.backbone.engine, **versions()},
+        **card.model_dump(mode="json", exclude=_NOT_SHOWN),
+        "weights_sha256": classifier.weights_sha256,
+    }
+    facts["backbone"]["name"] = name
+    if calibration := classifier.calibration:
+        facts["calibration"] = {
+            "temperatures": [round(each.temperature, 3) for each in calibration.questions],
+            "cases": calibration.cases,
+        }
+    rows = [
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in flatten(facts)
+        if value not in (None, "", {}, [])
+    ]
+    table = Table((), tuple(rows))
+    return Section("How the model was made", table=table, key="making", short="Settings")
 
 
 # Of each task: the sections with images.

@@ -7,11 +7,10 @@ colours follow the reader's light or dark theme.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,8 +29,6 @@ from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
 _BATCH = 8  # images encoded at once
-WIDTH, HEIGHT = 380, 270
-LEFT, RIGHT, TOP, BOTTOM = 58, WIDTH - 22, 12, HEIGHT - 46  # room for ticks and titles
 _TOPS = ((0.05, 5), (0.1, 5), (0.2, 4), (0.3, 3), (0.4, 4), (0.6, 3), (0.8, 4), (1.0, 5))
 DARKEST = 0.55  # opacity of a cell's colour; the text on it stays readable in light and dark
 
@@ -66,12 +63,8 @@ class Drawing:
     """A chart whose shares 0..1 are positions in a frame; the y axis ends above the highest."""
 
     chart: Chart
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = RIGHT
-    top: int = TOP
-    bottom: int = BOTTOM
+    width, height = 380, 270
+    left, right, top, bottom = 58, width - 22, 12, height - 46  # room for ticks and titles
 
     @cached_property
     def _axis(self) -> tuple[float, int]:
@@ -81,10 +74,10 @@ class Drawing:
         return next((end, steps) for end, steps in _TOPS if highest <= end + 1e-9)
 
     def x(self, value: float) -> float:
-        return round(LEFT + value * (RIGHT - LEFT), 1)
+        return round(self.left + value * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
-        return round(BOTTOM - value / self._axis[0] * (BOTTOM - TOP), 1)
+        return round(self.bottom - value / self._axis[0] * (self.bottom - self.top), 1)
 
     @property
     def x_ticks(self) -> list[Tick]:
@@ -110,11 +103,10 @@ def shade(share: float) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, what it says about labelled images, and what that is worth."""
+    """A model, what it says about labelled images, and what of that is shown."""
 
     classifier: Classifier
     predictions: LabelledPredictions
-    result: Mapping[str, Any]  # the value of `evaluate_predictions`
     show_names: bool = False
     images: bool = True
 

@@ -145,6 +145,12 @@ def _thumbnail(image: ImageRef, most: int) -> str:
     return data_uri(Image.fromarray(read_image(image)), most=most)
 
 
+def _rescaled(classifier: Classifier) -> bool:
+    """Whether a calibration has changed the probabilities."""
+    made = classifier.calibration
+    return made is not None and any(question.applied for question in made.questions)
+
+
 def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, images: bool) -> Answer:
     """The decision as `predict` writes it, and what the page shows beside it."""
     classifier = model.classifier
@@ -152,7 +158,7 @@ def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, imag
         **decision_json(classifier.task, decision, joined=True),
         "model": model.name,
         "method": classifier.card.method,
-        "calibrated": classifier.calibration is not None,
+        "calibrated": _rescaled(classifier),
         "coverage": model.decider.coverage,
         "reasons": list(decision.reasons),
         "note": note,

@@ -158,13 +158,13 @@ def render_volume(
 
 @contextmanager
 def _new_dataset(
-    what: str, out: Path, splits: Mapping[str, int], classes: Sequence[str]
+    what: str, place: str | Path, splits: Mapping[str, int], classes: Sequence[str]
 ) -> Iterator[tuple[Path, Iterator[tuple[str, int, int, str]]]]:
-    """A folder that becomes `out`, and split, label, index and path of each image to write to it.
+    """A folder that becomes `place`, and split, label, index and path of each image to write to it.
 
     `splits` gives the number of images per class in each split; the paths have no suffix.
     """
-    counts = list(splits.values()) or [0]
+    out, counts = Path(place), list(splits.values()) or [0]
     if not set(splits) <= set(SPLITS) or min(counts) < 0 or not 0 < max(counts) <= MOST_IMAGES:
         raise ConfigError(
             f"splits must give {', '.join(SPLITS)} 1 to {MOST_IMAGES:,} images of a class, or 0, "
@@ -188,7 +188,7 @@ def _new_dataset(
 
 
 def write_folder(
-    name: str, out: Path, *, splits: Mapping[str, int], seed: int = 0, size: int = 160
+    name: str, out: str | Path, *, splits: Mapping[str, int], seed: int = 0, size: int = 160
 ) -> Path:
     """Write image folders `out/{train,val,test}/class_name/0000.png`.
 
@@ -200,7 +200,7 @@ def write_folder(
             stream = SPLITS.index(split)
             drawn = render(name, label, seed=seed, index=index, size=size, stream=stream)
             Image.fromarray(drawn.image).save(aside / f"{path}.png", compress_level=1)
-    return out
+    return Path(out)
 
 
 def write_volumes(

@@ -21,7 +21,7 @@ from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decision, SeenImage
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
-from ogkd.report import write_report
+from ogkd.report import report
 from ogkd.serve.studio.fit import METHOD, SEED, support_of
 from ogkd.serve.studio.project import MODEL, Project
 from ogkd.serve.studio.session import Session
@@ -130,12 +130,14 @@ def write_held_out_report(session: Session, path: Path) -> None:
         features=features[rows],
         images=refs,
         decisions=[Decision(case) for case in cases],
+        held_out=True,
         warnings=(
             "These numbers are of labelled images that were held out in turn (leave-one-out), not "
             f"of a separate test set. The images were {drawn}.",
         ),
     )
-    write_report(path, classifier, session.project.dataset(), predictions, images=False)
+    dataset = session.project.dataset()
+    report(classifier, dataset, path, predictions=predictions, images=False, audit=False)
 
 
 def hand_over(project: Project, predictions: str) -> bytes:
