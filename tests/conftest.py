@@ -33,6 +33,15 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _known_backbones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where backbones are is known in all tests, as on a user's machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("folders")
+        patch.setattr("ogkd.model.card._places", lambda: folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's cache, nor reaches for the network."""

@@ -112,7 +112,6 @@ COMMANDS = (
     Command("evaluate-volumes-json", "evaluate volumes vol --json --resamples 20", "json"),
     Command("predict-volumes-csv", "predict volumes vol/test --coverage 0.7 --max-risk 0.8", "csv"),
     Command("predict-volumes-jsonl", "predict volumes vol/test --format jsonl", "jsonl"),
-    Command("predict-volumes-slices", "predict volumes vol/test --each-image", "csv"),
     Command(
         "fit-exams",
         "fit exams.csv -b builtin -m gda --cases exam -o exams",
