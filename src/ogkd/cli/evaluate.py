@@ -15,7 +15,6 @@ from typer import Option
 import ogkd
 from ogkd.cells import escape_formula, escape_path
 from ogkd.cli import options as opt
-from ogkd.cli.data import data_folder
 from ogkd.cli.output import print_json, say, write_csv
 from ogkd.errors import ConfigError, pluralize
 from ogkd.files import write_json
@@ -130,7 +129,7 @@ def evaluate(
     if csv_file is not None:
         _write_rows(csv_file, judged, classifier, paths=paths)
     if report is not None:
-        from ogkd.audit import audit_data
+        from ogkd.audit.check import audit_data, data_folder
         from ogkd.report import write_report
 
         write_report(
