@@ -14,6 +14,8 @@ from PIL import Image
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.open_clip_format import load_open_clip
+from tiny_backbones import make_clip
+from tiny_data import write_dataset
 
 torch.set_num_threads(1)  # tests run in parallel processes, one core each
 # Hypothesis tries the same examples every time, but for `make hostile`, which looks for new ones.
@@ -56,6 +58,20 @@ def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("OGKD_CACHE", str(cache))
         yield cache
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random CLIP."""
+    folder = tmp_path_factory.mktemp("backbones") / "clip"
+    make_clip(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """{train,test} of three classes."""
+    return write_dataset(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

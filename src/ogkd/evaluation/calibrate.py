@@ -89,7 +89,7 @@ def calibrate(
     if say is not None:
         for warning in judged.warnings:
             say(f"WARNING: {warning}")
-        if classifier.task.affine:
+        if calibration.questions[0].shift:
             made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
             for note in Decider(made).notes:
                 if note.startswith("Note: "):
@@ -107,9 +107,9 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
             f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
             "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
-    if judged.task.affine:
+    question = calibration.questions[0]
+    if question.shift:
         return
-    [question] = calibration.questions
     low, high = TEMPERATURES
     if not low * 1.01 < question.temperature < high / 1.01:
         yield (
@@ -130,7 +130,7 @@ def calibration_section(classifier: Classifier, calibration: Calibration) -> Sec
     task, cases = classifier.task, pluralize(calibration.cases, classifier.card.grouping.unit)
     question = calibration.questions[0]
     held_out = len(question.confidences)
-    if not task.affine:
+    if not question.shift:
         change = "less" if question.temperature > 1 else "more"
         lines = (
             f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "
