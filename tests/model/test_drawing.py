@@ -89,17 +89,6 @@ def test_the_background_is_found_and_what_only_looks_dark_is_not(level):
     assert background(np.repeat(speckle[..., None], 3, axis=2)).mean() < 0.01
 
 
-def test_the_picture_has_the_image_on_the_left_and_the_map_on_the_right():
-    picture, _ = fundus()
-    evidence = replace(flat(224, (4, 4), (1, 1)), image=Image.fromarray(picture), probability=0.873)
-    drawn = draw(evidence)
-    pixels = np.asarray(drawn).astype(int)
-    coloured = (np.abs(pixels - (200, 110, 40)).sum(axis=2) < 20).sum(axis=0)
-    half = drawn.width // 2
-    assert coloured[:half].sum() > 100_000
-    assert coloured[half:].sum() == 0
-
-
 def top(evidence):
     """The words above the panels."""
     return np.asarray(draw(evidence))[:80].astype(int)
