@@ -309,9 +309,7 @@ def other_backbone(model, **values):
     change(model, backbone={**card["backbone"], "digest": "0" * 64, **values})
 
 
-def test_zero_shot_takes_every_argument_for_an_image(
-    ogkd, fitted, clip, data
-):
+def test_zero_shot_takes_every_argument_for_an_image(ogkd, fitted, clip, data):
     files = sorted((data / "test").rglob("*.png"))[:3]
     outcome = ogkd("predict", "--zero-shot", TWO, "-b", clip, *files)
     assert outcome.code == 0, outcome.err
