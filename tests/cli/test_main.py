@@ -12,7 +12,6 @@ from typing import Annotated
 import pytest
 import typer
 
-import ogkd.cli
 from ogkd.cli import app as ogkd_app
 from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, Interrupted, OgkdWarning

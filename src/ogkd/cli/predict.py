@@ -137,14 +137,7 @@ def predict(
         say(note)
 
     def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return encoding.encode(
-            classifier.backbone,
-            refs,
-            place=classifier.backbone.name,
-            engine=engine or classifier.card.backbone.engine,
-            patches=False,
-            deep=classifier.deep,
-        )
+        return encoding.encode(classifier.backbone, refs, patches=False, deep=classifier.deep)
 
     decisions = decider.decide(todo, encode, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
