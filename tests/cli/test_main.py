@@ -68,6 +68,13 @@ def test_the_list_of_commands_does_not_build_their_options():
     assert whole.commands["fit"].params  # still there for those that are run
 
 
+def test_an_input_is_never_overwritten(refused, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("path,label\n")
+    assert "--out" in refused("data", "split", table, "--out", table)
+    assert table.read_text() == "path,label\n"
+
+
 def test_the_version_is_told(ogkd):
     outcome = ogkd("--version")
     assert outcome.code == 0

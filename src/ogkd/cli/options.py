@@ -50,7 +50,7 @@ ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --o
 ModelOut = Annotated[Path, Option("--out", "-o", help="The model folder to write.")]
 BackboneOption = Annotated[str, Option("--backbone", "-b", help=HELP["backbone"])]
 MovedBackbone = Annotated[
-    str | None, Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
+    str | None, Option("--backbone", "-b", help="Where the backbone is, if it is not found.")
 ]
 DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]

@@ -84,7 +84,7 @@ def predict(
         Option(
             "--backbone",
             "-b",
-            help="Where the model's backbone is, if it has moved; with --zero-shot, its name, "
+            help="Where the model's backbone is, if not found; with --zero-shot, its name, "
             "folder or hub id (default: the best one on this machine).",
         ),
     ] = None,
