@@ -264,6 +264,8 @@ class Calibration(BaseModel):
         rescaled = sum(question.applied for question in self.questions)
         return f"<Calibration on {self.cases} cases: {rescaled} of {len(self.questions)} rescaled>"
 
+    __str__ = __repr__
+
     @property
     def seen(self) -> frozenset[str]:
         """The calibration images by content and by pixels."""
