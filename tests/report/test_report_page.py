@@ -130,7 +130,7 @@ def test_a_calibration_of_another_engine_is_warned_of(world, engine, warned):
     classifier = _uncalibrated(world.classifier)
     classifier.calibration = world.classifier.calibration.model_copy(update={"engine": engine})
     text = read_page(build(replace(world, classifier=classifier), images=False)).text
-    assert ("made with the encoder engine bf16" in text) is warned
+    assert ("encoded with the engine bf16" in text) is warned
 
 
 def test_images_that_were_learned_from_are_pointed_out(clip, images_of):
