@@ -56,7 +56,7 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
         ("evaluate", model, others, "--resamples", 0),
         ("evaluate", model, others, "--resamples", 0, "--no-images", "--report", page),
     ]
-    said = "The calibration was made with the encoder engine int8, but here torch"
+    said = "The images of the calibration were encoded with the engine int8, but here torch"
     assert [said in ogkd(*words).err for words in commands] == [False] * 3
     edit_sealed(place, lambda content: content.update(engine="int8"))
     assert [said in ogkd(*words).err for words in commands] == [True] * 3
