@@ -35,7 +35,7 @@ from ogkd.features.encode import encode_crops
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
-from ogkd.model.explain import check_evidence, evidence_of
+from ogkd.model.explain import check_evidence, evidence_map
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
@@ -216,7 +216,7 @@ def run_check(folders: list[Path], backbone: str, count: int) -> None:
         images = [case.image for case in read_dataset(folder).part("test")]
         chosen = np.random.default_rng(2).permutation(len(images))[:count]
         for decision in classifier.decide([images[row] for row in chosen], crops=True):
-            evidence = evidence_of(classifier, decision)
+            evidence = evidence_map(classifier, decision)
             check = None if evidence is None else check_evidence(classifier, evidence)
             if check is not None:
                 pairs.append((check.marked, check.random))

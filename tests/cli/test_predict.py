@@ -17,6 +17,8 @@ import ogkd as library
 import ogkd.features.encode as extract
 import ogkd.images as images
 from ogkd.cli import main
+from ogkd.data.phantoms import write_folder
+from ogkd.model import explain
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
 from ogkd.model.familiarity import Familiarity, SupportFeatures
@@ -24,6 +26,7 @@ from tiny_data import CLASSES, edit_sealed, write_dataset, write_image
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
 COLUMNS = [*FIXED, *CLASSES]
+TWO = "normal lung, benign tumor"
 
 
 def named(text):
@@ -53,24 +56,17 @@ def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp
     good = write_image(tmp_path / "b, good.png")
     (tmp_path / "a.png").write_bytes(b"not an image")
     (tmp_path / "c.png").write_bytes(good.read_bytes()[:200])
+    (tmp_path / "d.gif").touch()
     outcome = ogkd("predict", fitted, tmp_path)
     assert outcome.code == 1
     assert "2 of 3 file(s)" in outcome.err
+    assert "not read: 1 .gif" in outcome.err
     _, first, second, third = rows(outcome.out)
-    assert second[0] == str(good)
-    assert second[6] == ""
+    assert (second[0], second[6]) == (str(good), "")
     for row in (first, third):
         assert row[1:6] == [""] * 5
         assert row[0] in row[6]
         assert row[7:] == ["", "", ""]
-
-
-def test_images_of_a_folder_that_are_not_read_are_counted(ogkd, fitted, data, tmp_path):
-    shutil.copy(sorted(data.rglob("*.png"))[0], tmp_path / "a.png")
-    (tmp_path / "b.gif").touch()
-    found = ogkd("predict", fitted, tmp_path)
-    assert len(named(found.out)) == 1
-    assert "not read: 1 .gif" in found.err
 
 
 def test_rows_are_written_while_later_images_are_unread(ogkd, fitted, data, monkeypatch):
@@ -184,73 +180,31 @@ def test_a_calibrated_model_fills_the_sets_and_abstains_below_the_threshold(ogkd
         assert {row["abstain"] for row in table} == {""}
 
 
-def test_enough_images_to_learn_from_fill_the_sets_without_a_calibration(
-    ogkd, refused, clip, tmp_path
+def test_evidence_maps_that_hold_are_named_by_row_and_stay_in_their_folder(
+    ogkd, model, tmp_path, monkeypatch
 ):
-    data = write_dataset(tmp_path / "data", splits={"train": 9, "test": 2})
-    model = tmp_path / "m"
-    library.fit(data, backbone=clip, method="fused", out=model)
-    outcome = ogkd("predict", model, data / "test")
-    assert outcome.code == 0
-    assert "at least 90 % probability" in outcome.err
-    files = sorted((data / "test").rglob("*.png"))
-    expected = ["|".join(said.set) for said in library.load(model).decide(files)]
-    assert [row["set"] for row in named(outcome.out)] == [sets or "(none)" for sets in expected]
-    assert any(expected)
-    assert "at least 70 % prob" in ogkd("predict", model, data / "test", "--coverage", 0.7).err
-    assert "needs a calibrated" in refused("predict", model, data, "--max-risk", 0.1)
-    said = refused("predict", model, data, "--coverage", 0.95)
-    assert "at least 19 images of a class" in said
-    assert "--coverage" in said
-    shown = " ".join(ogkd("evaluate", model, data, "--all").out.split())
-    assert "holds for each class" in shown
-    assert "No sets with a guarantee of 95 %: there are too few images per class." in shown
-
-
-def test_invalid_options_are_refused(refused, fitted, data, tmp_path):
-    file = tmp_path / "file"
-    file.write_bytes(b"")
-    for option, value in (
-        ("--max-risk", 0.1),
-        ("--coverage", 0.9),
-        ("--format", "xml"),
-        ("--out", tmp_path),
-        ("--out", file / "rows.csv"),
-        ("--explain", file),
-    ):
-        assert option in refused("predict", fitted, data, option, value)
-
-
-def test_evidence_maps_are_named_by_row_and_stay_in_their_folder(ogkd, fitted, tmp_path):
-    names = ("a/same.png", "b/same.png", "b/ödd; name$(x).png", "b/" + "x" * 200 + ".png")
+    (model / "support.safetensors").unlink()  # no image is unfamiliar
+    holds = iter([True, True, False, True])
+    check = lambda *_: explain.EvidenceCheck(float(next(holds)), 0.5)  # noqa: E731
+    monkeypatch.setattr(explain, "check_evidence", check)
+    names = ("a/same.png", "b/same.png", "b/" + "x" * 200 + ".png", "b/ödd; name$(x).png")
     for seed, name in enumerate(names):
         write_image(tmp_path / "in" / name, seed)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"not an image")
-    outcome = ogkd("predict", fitted, tmp_path / "in", "--explain", tmp_path / "maps" / "here")
-    assert outcome.code == 1
-    found = sorted(file.name for file in (tmp_path / "maps" / "here").iterdir())
-    paths = [Path(row["path"]) for row in named(outcome.out)]
-    good = [number for number, path in enumerate(paths, start=1) if path.name != "bad.png"]
-    assert [int(name[:6]) for name in found] == good
-    assert all(name.isascii() and " " not in name and len(name) < 80 for name in found)
-    for name in found:
-        with Image.open(tmp_path / "maps" / "here" / name) as drawn:
-            assert drawn.width > drawn.height > 672  # image, map and words
-
-
-def test_evidence_comes_from_the_encoding_of_the_prediction(
-    ogkd, fitted, data, tmp_path, monkeypatch
-):
-    files = sorted((data / "test").rglob("*.png"))
-    plain = ogkd("predict", fitted, *files).out
-    look_at, read = extract.look_at, []
+    files, read, look_at = tmp_path / "in", [], extract.look_at
+    plain = ogkd("predict", model, files).out
     monkeypatch.setattr(
         extract, "look_at", lambda image, **how: read.append(image) or look_at(image, **how)
     )
-    outcome = ogkd("predict", fitted, *files, "--explain", tmp_path / "maps")
-    assert (outcome.code, outcome.out) == (0, plain)
-    assert len(list((tmp_path / "maps").iterdir())) == len(files)
-    assert sorted(map(str, read)) == [str(file) for file in files]  # each file once
+    outcome = ogkd("predict", model, files, "--explain", tmp_path / "maps" / "here")
+    assert (outcome.code, outcome.out) == (1, plain)
+    assert "No evidence map for 1 of 5 image(s)" in outcome.err
+    assert len(read) == 5  # each file once
+    drawn = sorted(file.name for file in (tmp_path / "maps" / "here").iterdir())
+    assert [int(name[:6]) for name in drawn] == [2, 3, 5]
+    assert all(name.isascii() and " " not in name and len(name) < 80 for name in drawn)
+    with Image.open(tmp_path / "maps" / "here" / drawn[0]) as picture:
+        assert picture.width > picture.height > 672  # image, map and words
 
 
 def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
@@ -299,58 +253,14 @@ def change(model, **values):
     edit_sealed(model / "model.json", lambda card: card.update(values))
 
 
-def moved_backbone(model):
-    card = json.loads((model / "model.json").read_text())
-    change(model, backbone={**card["backbone"], "name": "/no/such/folder"})
-
-
-def other_backbone(model):
-    card = json.loads((model / "model.json").read_text())
-    change(model, backbone={**card["backbone"], "digest": "0" * 64})
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (lambda model: change(model, schema_version=99), "newer ogkd"),
-        (lambda model: (model / "weights.safetensors").unlink(), "missing or damaged"),
-        (shutil.rmtree, "not a model folder"),
-        (moved_backbone, "pass its folder (option --backbone)"),
-        (other_backbone, "fitted with another backbone"),
-    ],
-)
-def test_a_model_that_cannot_be_used_is_refused(refused, model, data, harm, message):
-    harm(model)
-    assert message in refused("predict", model, data)
-
-
-def test_images_that_are_not_there_are_refused(refused, fitted, tmp_path):
-    assert "gone.png" in refused("predict", fitted, tmp_path / "gone.png")
-    assert "No images found" in refused("predict", fitted, tmp_path)
-    assert "images" in refused("predict", fitted).lower()
-
-
-def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, data):
+def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, data, clip):
     file = next((data / "test").rglob("*.png"))
     heavy = ["transformers", "sklearn", "scipy", "matplotlib", "torch._dynamo", "huggingface_hub"]
     seen = f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     code = f"import atexit, sys, ogkd.cli; atexit.register(lambda: {seen}); ogkd.cli.main()"
-    words = [sys.executable, "-c", code, "predict", fitted, file]
+    words = [sys.executable, "-c", code, "predict", fitted, file, "-b", clip]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_a_prior_reweights_every_probability(ogkd, fitted, data):
-    shares = dict(zip(CLASSES, (0.7, 0.2, 0.1), strict=True))
-    words = ",".join(f"{name}={share}" for name, share in shares.items())
-    plain = rows(ogkd("predict", fitted, data / "test").out)[1:]
-    outcome = ogkd("predict", fitted, data / "test", "--prior", words)
-    assert outcome.code == 0
-    assert "benign tumor 70 %" in outcome.err
-    joint = np.array([row[7:] for row in plain], float) * list(shares.values())
-    expected = joint / joint.sum(axis=1, keepdims=True)
-    found = np.array([row[7:] for row in rows(outcome.out)[1:]], float)
-    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +269,93 @@ def test_a_prior_reweights_every_probability(ogkd, fitted, data):
         (("--prior", "benign tumor=many"), "--prior"),
         (("--prior", "benign tumor=1,benign tumor=0"), "--prior"),
         (("--prior", "benign tumor=1"), "no share for: malignant tumor, normal lung"),
-        (("--prior", "cat=1"), "does not know"),
         (("--prior", "benign tumor=1", "--max-risk", "0.1"), "--max-risk"),
+        (("--max-risk", 0.1), "needs a calibrated model"),
+        (("--coverage", 0.9), "--coverage"),
+        (("--format", "xml"), "--format"),
+        (("--out", "folder"), "--out"),
+        (("--out", "file/rows.csv"), "--out"),
+        (("--explain", "file"), "--explain"),
+        (("gone.png",), "gone.png"),
+        (("folder",), "No images found"),
     ],
 )
-def test_invalid_priors_end_in_one_message(
+def test_what_cannot_work_ends_in_one_message(
     refused, fitted, data, tmp_path, monkeypatch, words, message
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "maps").mkdir()
-    assert message in refused("predict", fitted, data, *words)
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    images = [] if len(words) == 1 else [data]
+    assert message in refused("predict", fitted, *images, *words)
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda model: change(model, schema_version=99), "newer ogkd"),
+        (shutil.rmtree, "not a model folder"),
+        (lambda model: other_backbone(model, name="gone"), "say where it is (option --backbone)"),
+        (lambda model: other_backbone(model, name="builtin"), "fitted with another backbone"),
+    ],
+)
+def test_a_model_that_cannot_be_used_is_refused(refused, model, data, harm, message):
+    harm(model)
+    assert message in refused("predict", model, data)
+
+
+def other_backbone(model, **values):
+    card = json.loads((model / "model.json").read_text())
+    change(model, backbone={**card["backbone"], "digest": "0" * 64, **values})
+
+
+def test_zero_shot_takes_every_argument_for_an_image(ogkd, fitted, clip, data):
+    files = sorted((data / "test").rglob("*.png"))[:3]
+    outcome = ogkd("predict", "--zero-shot", TWO, "-b", clip, *files)
+    assert outcome.code == 0, outcome.err
+    rows = list(csv.reader(io.StringIO(outcome.out)))
+    with_model = next(csv.reader(io.StringIO(ogkd("predict", fitted, files[0]).out)))
+    assert rows[0] == [*with_model[:7], "normal lung", "benign tumor"]
+    assert [row[0] for row in rows[1:]] == [str(file) for file in files]
+    assert outcome.err.count("nothing was learned from images") == 1
+
+
+def test_phantoms_need_no_backbone_and_shipped_texts_are_known(ogkd, tmp_path):
+    folder = write_folder("us-breast", tmp_path / "b", splits={"test": 2})
+    words = ["--zero-shot", "benign tumors,malignant tumors,normal scan", "--prompts", "busi"]
+    outcome = ogkd("predict", *words, "--format", "jsonl", folder)
+    assert outcome.code == 0, outcome.err
+    assert len(outcome.out.splitlines()) == len(list(folder.rglob("*.png")))
+    assert "WARNING" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--zero-shot", "normal"], "at least two classes"),
+        (["--zero-shot", "normal,normal"], "twice"),
+        (["--zero-shot", TWO, "-b", "builtin", "--max-risk", 0.1], "--max-risk"),
+        (["--zero-shot", TWO, "--prompts", "nope"], "shipped bank"),
+        (["--zero-shot", TWO], "knows only phantoms"),
+    ],
+)
+def test_zero_shot_refusals_are_one_message(refused, data, words, message):
+    assert message in refused("predict", *words, data / "test")
+
+
+def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
+    data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
+    model, loud = tmp_path / "m", "WARNING: The built-in model"
+    outcome = ogkd("fit", data, "-b", "builtin", "-m", "ss-text+", "-o", model)
+    assert loud in outcome.err
+    outcome = ogkd("predict", model, data / "test")
+    assert loud in outcome.err
+    rows = list(csv.DictReader(io.StringIO(outcome.out)))
+    assert {row["unfamiliar"] for row in rows} == {"yes"}
+    page = tmp_path / "r.html"
+    outcome = ogkd("evaluate", model, data, "--report", page)
+    assert loud in outcome.err
+    assert "The built-in model knows only" in page.read_text()
+    assert loud in ogkd("calibrate", model, data).err
+    outcome = ogkd("predict", "--zero-shot", TWO, "-b", "builtin", data / "test")
+    assert outcome.err.count(loud) == 1

@@ -12,7 +12,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from html.parser import HTMLParser
+from html import unescape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -101,51 +101,11 @@ def read_tensors(path: Path) -> tuple[Any, str]:
     return numbers, "\n".join(sorted(tensors))
 
 
-def read_onnx(path: Path, images: Path) -> tuple[Any, str]:
-    """Probabilities that an exported model gives images: of the file, not of the package."""
-    import onnxruntime
-
-    from ogkd.backbones.loading import load_builtin
-    from ogkd.images import read_image, to_pixels
-
-    files = sorted(images.rglob("*.png"))
-    preprocessing = load_builtin(device=_cpu()).preprocessing
-    pixels = to_pixels([read_image(file) for file in files], preprocessing)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (probabilities,) = session.run(["probabilities"], {"pixels": pixels.numpy()})
-    rows = {
-        f"probabilities/{number}": [_rounded(x) for x in row]
-        for number, row in enumerate(probabilities.tolist())
-    }
-    card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-    return rows | dict(_flat_json(card)), words_of("\n".join(_json_lines(card)))
-
-
 def visible_text(page: str) -> str:
-    reader = _VisibleText()
-    reader.feed(page)
-    return "\n".join(reader.lines)
-
-
-class _VisibleText(HTMLParser):
     """What a reader of a page sees, without the drawings."""
-
-    hidden = ("style", "script", "svg", "title")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self._depth = 0
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        self._depth += tag in self.hidden
-
-    def handle_endtag(self, tag: str) -> None:
-        self._depth -= tag in self.hidden
-
-    def handle_data(self, data: str) -> None:
-        if not self._depth and data.strip():
-            self.lines.append(" ".join(data.split()))
+    page = re.sub(r"(?s)<(style|script|svg|title)\b.*?</\1>", "", page)
+    texts = (" ".join(unescape(text).split()) for text in re.split(r"<[^>]*>", page))
+    return "\n".join(text for text in texts if text)
 
 
 def differences(
@@ -153,7 +113,6 @@ def differences(
 ) -> Iterator[str]:
     """Where `observed` is not what was recorded; keys that it has in addition do not count."""
     if isinstance(expected, Mapping) and isinstance(observed, Mapping):
-        expected, observed = _renamed(expected), _renamed(observed)
         for key, value in expected.items():
             if key in observed:
                 inner = f"{where}/{key}"
@@ -244,14 +203,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.8g}")
 
 
-def _renamed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "/".join(ALIASES.get(part, part) for part in key.split("/")): value
-        for key, value in mapping.items()
-        if not REMOVED.intersection(key.split("/"))
-    }
-
-
 def _flat_row(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """A row as column -> value; words stay, because a row's words are its answer."""
     flat: dict[str, Any] = {}
@@ -298,9 +249,3 @@ def _json_lines(content: Any, where: str = "") -> Iterator[str]:
         yield f"{where}: [{', '.join(sorted(kinds))}]"
     else:
         yield words_of(f"{where}: {json.dumps(content, ensure_ascii=False)}")
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")

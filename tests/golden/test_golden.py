@@ -8,8 +8,7 @@ words may be intended, and is recorded again:
     OGKD_GOLDEN=strict pytest tests/golden     numbers to 1e-6, for two versions on one machine
     pytest tests/golden                        numbers to 2e-4, because processors differ
 
-A renamed or removed column or key is an entry of ALIASES or REMOVED in golden_outputs.py. Commands
-run in this order in one folder, each using what earlier ones wrote.
+The commands of commands.txt run in this order in one folder, each using what earlier ones wrote.
 """
 
 from __future__ import annotations
@@ -25,15 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from golden_outputs import (
     dump_numbers,
     number_differences,
-    numbers_of,
-    read_onnx,
     read_output,
     read_tensors,
-    words_of,
 )
 
 from ogkd.cli import main
@@ -51,101 +48,11 @@ class Command:
     wrote: str = ""  # a file that the command wrote, to be recorded as well
 
 
-PRIOR = "'normal breast tissue=0.7,simple cyst=0.1,benign solid mass=0.1,malignant mass=0.1'"
-COMMANDS = (
-    Command(
-        "phantoms", "phantoms us-breast --train 6 --val 16 --test 5 --size 128 --seed 3 -o img"
-    ),
-    Command(
-        "phantoms-volumes",
-        "phantoms ct-kidney --volumes 5 --train 2 --val 6 --test 2 --share 0.5 --size 128"
-        " --seed 3 -o vol",
-    ),
-    Command(
-        "phantoms-findings",
-        "phantoms chest-findings --train 24 --val 60 --test 16 --size 128 --seed 3 -o drawn",
-    ),
-    # one class in an image
-    Command("fit-fused", "fit img -b builtin -o fused", wrote="fused/model.json"),
-    Command("predict-before-calibration", "predict fused img/test --format jsonl", "jsonl"),
-    Command("calibrate", "calibrate fused img", wrote="fused/calibration.json"),
-    Command("evaluate", "evaluate fused img"),
-    Command("evaluate-all", "evaluate fused img --all --resamples 50"),
-    Command("evaluate-json", "evaluate fused img --json --resamples 50", "json"),
-    Command("evaluate-patients-json", "evaluate fused patients.csv --json --resamples 50", "json"),
-    Command("predict-csv", "predict fused img/test", "csv"),
-    Command("predict-coverage-risk", "predict fused img/test --coverage 0.7 --max-risk 0.6", "csv"),
-    Command("predict-prior", f"predict fused img/test --prior {PRIOR}", "csv"),
-    Command(
-        "report", "evaluate fused img --no-images --resamples 20 --report r.html", wrote="r.html"
-    ),
-    Command(
-        "export", "export fused -o fused.onnx --check img/test/simple_cyst", wrote="fused.onnx"
-    ),
-    Command("fit-gda", "fit img -b builtin -m gda --shots 4 -o gda", wrote="gda/model.json"),
-    Command("predict-gda", "predict gda img/test", "csv"),
-    Command(
-        "fit-ogkd",
-        "fit img -b builtin -m ogkd --shots 2 --set train.epochs=3 -o ogkd",
-        wrote="ogkd/model.json",
-    ),
-    Command("predict-ogkd", "predict ogkd img/test", "csv"),
-    Command("fit-zero-shot", "fit img -b builtin -m zero-shot -o zero", wrote="zero/model.json"),
-    Command("calibrate-zero-shot", "calibrate zero img", wrote="zero/calibration.json"),
-    Command("evaluate-zero-shot-json", "evaluate zero img --json --resamples 0", "json"),
-    Command(
-        "predict-without-a-model",
-        "predict --zero-shot 'normal breast tissue, simple cyst' -b builtin img/test",
-        "csv",
-    ),
-    # several images in a case
-    Command(
-        "fit-volumes", "fit vol -b builtin --slices N=2 -o volumes", wrote="volumes/model.json"
-    ),
-    Command("calibrate-volumes", "calibrate volumes vol", wrote="volumes/calibration.json"),
-    Command("evaluate-volumes", "evaluate volumes vol"),
-    Command("evaluate-volumes-json", "evaluate volumes vol --json --resamples 20", "json"),
-    Command("predict-volumes-csv", "predict volumes vol/test --coverage 0.7 --max-risk 0.8", "csv"),
-    Command("predict-volumes-jsonl", "predict volumes vol/test --format jsonl", "jsonl"),
-    Command("predict-volumes-slices", "predict volumes vol/test --each-image", "csv"),
-    Command(
-        "fit-exams",
-        "fit exams.csv -b builtin -m gda --cases exam -o exams",
-        wrote="exams/model.json",
-    ),
-    Command("evaluate-exams-json", "evaluate exams exams.csv --json --resamples 20", "json"),
-    Command("predict-exams", "predict exams new-exams.csv", "csv"),
-    # several findings in an image
-    Command(
-        "fit-findings", "fit films/films.csv -b builtin -o findings", wrote="findings/model.json"
-    ),
-    Command(
-        "calibrate-findings",
-        "calibrate findings films/films.csv --sensitivity 0.7",
-        wrote="findings/calibration.json",
-    ),
-    Command("evaluate-findings", "evaluate findings films/films.csv --all --resamples 20"),
-    Command(
-        "evaluate-findings-json", "evaluate findings films/films.csv --json --resamples 20", "json"
-    ),
-    Command("predict-findings-csv", "predict findings films/test", "csv"),
-    Command("predict-findings-jsonl", "predict findings films/test --format jsonl", "jsonl"),
-    # data, texts, features
-    Command("data-check", "data check patients.csv --json check.json", wrote="check.json"),
-    Command("data-split", "data split undivided.csv -o divided.csv", wrote="divided.csv"),
-    Command("embed", "embed img/test -o images.safetensors", wrote="images.safetensors"),
-    Command(
-        "embed-texts", "embed --texts texts.txt -o texts.safetensors", wrote="texts.safetensors"
-    ),
-    Command("methods", "methods"),
-    Command("methods-ogkd-json", "methods ogkd --json", "json"),
-    Command("backbones", "backbones list"),
-    Command("prompts-check", "prompts check busi"),
-    Command("prompts-show", "prompts show busi 'normal scan'"),
-    # benchmark
-    Command("bench-run", "bench run grid.toml --workers 0 -o runs"),
-    Command("bench-table", "bench table runs"),
-)
+COMMANDS = [
+    Command(*map(str.strip, line.split("|")))
+    for line in Path(__file__).with_name("commands.txt").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
 NAMES = [command.name for command in COMMANDS]
 
 GRID = """
@@ -207,7 +114,7 @@ class World:
         code = int(end.value.code or 0)
         if code:
             raise RuntimeError(f"`ogkd {command.line}` ended with code {code}:\n{notes}")
-        parts = {"printed": read_output(printed, command.kind), "notes": _prose(notes)}
+        parts = {"printed": read_output(printed, command.kind), "notes": read_output(notes, "text")}
         if command.wrote:
             parts["wrote"] = self._written(Path(command.wrote))
         words = [f"[{part}]\n{words}\n" for part, (_, words) in parts.items()]
@@ -222,14 +129,8 @@ class World:
     def _written(self, path: Path) -> tuple[Any, str]:
         if path.suffix == ".safetensors":
             return read_tensors(path)
-        if path.suffix == ".onnx":
-            return read_onnx(path, Path("img/test"))
         text = path.read_text(encoding="utf-8").replace(str(self.folder), "<folder>")
         return read_output(text, path.suffix[1:])
-
-
-def _prose(text: str) -> tuple[Any, str]:
-    return numbers_of(text), words_of(text)
 
 
 def _write_tables() -> None:
@@ -264,11 +165,7 @@ def _write_tables() -> None:
 
 def _write_table(name: str, rows: list[dict[str, Any]]) -> None:
     """A CSV file without the columns that are None."""
-    columns = [column for column, value in rows[0].items() if value is not None]
-    with Path(name).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+    pd.DataFrame(rows).dropna(axis="columns", how="all").to_csv(name, index=False)
 
 
 @pytest.fixture(scope="module")

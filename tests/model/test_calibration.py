@@ -1,27 +1,36 @@
-"""Calibration: temperature, prediction sets, thresholds, and what each of them guarantees."""
+"""Calibration: rescaling, prediction sets, thresholds, and what each of them guarantees.
+
+Findings are calibrated as questions of two classes: against the formulas for one finding.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapie.classification import SplitConformalClassifier
+from scipy.optimize import minimize
 from scipy.special import expit, log_softmax, logit
-from scipy.stats import binom, chi2
+from scipy.stats import binom
 from sklearn.base import BaseEstimator, ClassifierMixin
 
 from ogkd.data.task import softmax
-from ogkd.data.tasks import OneOf
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.model.calibration import Calibration
 from ogkd.model.scaling import (
     cases_needed_for_coverage,
+    conformal_limit,
     fit_temperature,
     held_out_for_risk,
+    held_out_for_sensitivity,
     justified_temperature,
     split_units,
+    tolerance_limit,
 )
 from tiny_data import edit_sealed
 
@@ -72,17 +81,6 @@ def test_the_temperature_undoes_too_much_or_too_little_certainty(sharpness):
     assert fit_temperature(*draw(20_000, sharpness=sharpness)) == pytest.approx(sharpness, rel=0.05)
 
 
-def test_no_other_temperature_has_a_smaller_loss():
-    logits, labels = draw(300, sharpness=3.0, seed=4)
-
-    def loss(t):
-        fit = -log_softmax(logits / t, axis=1)[np.arange(300), labels].mean()
-        return fit + (np.log(t) / 0.7) ** 2 / 2 / 300  # the prior
-
-    others = np.geomspace(0.05, 20, 2000)
-    assert loss(fit_temperature(logits, labels)) <= min(map(loss, others)) + 1e-9
-
-
 @pytest.mark.parametrize(("sharpness", "bound"), [(1e3, 20.0), (1e-3, 0.05)])
 def test_a_temperature_stays_within_its_bounds(sharpness, bound):
     logits, labels = draw(2000, sharpness=sharpness)
@@ -116,20 +114,6 @@ def test_calibrating_corrects_overconfidence_and_does_no_harm(
     assert least <= applied <= most
 
 
-def test_rescaling_is_applied_from_a_chance_of_one_in_twenty_on():
-    chances, applied = [], []
-    for seed in range(60):
-        z, y = draw(48, sharpness=1.4, seed=seed)
-        gain = 48 * (nll(y, softmax(z)) - nll(y, softmax(z / fit_temperature(z, y))))
-        chances.append(chi2.sf(2 * gain, 1))
-        applied.append(justified_temperature(z, y, units=48)[1] is None)
-    pairs = list(zip(chances, applied, strict=True))
-    clear = [rescaled for chance, rescaled in pairs if 0.026 < chance < 0.049]
-    assert clear
-    assert all(clear)
-    assert not any(rescaled for chance, rescaled in pairs if chance > 0.051)
-
-
 def test_many_images_of_one_patient_are_not_taken_for_evidence():
     z, y = draw(16, sharpness=3.0, seed=1)
     temperature, reason = justified_temperature(z, y, units=16)
@@ -137,18 +121,9 @@ def test_many_images_of_one_patient_are_not_taken_for_evidence():
     assert reason is None
     temperature, reason = justified_temperature(z, y, units=2)
     assert temperature == 1.0
-    assert reason
-
-
-def test_calibrated_probabilities_keep_the_order_of_the_classes():
-    logits, _ = draw(200, sharpness=6.0)
-    calibration = calibrated(300, sharpness=6.0)
-    p = probabilities(calibration, logits)
-    assert p.dtype == np.float32
-    np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
-    assert np.array_equal(p.argmax(axis=1), logits.argmax(axis=1))
-    temperature = calibration.questions[0].temperature
-    np.testing.assert_allclose(p, np.exp(log_softmax(logits / temperature, axis=1)), atol=1e-6)
+    assert reason == (
+        "16 images are too few to tell whether probabilities need correcting; unchanged."
+    )
 
 
 def test_what_is_kept_is_of_the_cases_that_did_not_fit_the_temperature():
@@ -263,17 +238,6 @@ def test_the_number_of_cases_that_sets_need_is_the_smallest_that_works(coverage)
     assert (calibrated(needed - 1).limits(coverage)[0] == 0).all()  # all are plausible
 
 
-@pytest.mark.parametrize(("sizes", "held_out"), [((16,), 0), ((12, 4), 9), ((4, 12), 9)])
-def test_missing_cases_are_counted_beside_those_that_fit_the_temperature(sizes, held_out):
-    """Of two patients one fits the temperature: the images of the other count."""
-    groups = [f"patient {n}" for n, size in enumerate(sizes) for _ in range(size)]
-    calibration = fitted(*draw(16), groups=groups if len(sizes) > 1 else None)
-    beside = len(calibration.questions[0].confidences)
-    assert calibration.missing(beside) == 0
-    assert calibration.missing(beside + 5) >= 5
-    assert calibration.missing(held_out) == max(0, held_out - beside)
-
-
 @pytest.mark.parametrize(("risk", "confidence"), [(0.1, 0.9), (0.05, 0.9), (0.2, 0.99)])
 def test_a_model_without_errors_needs_the_stated_number_of_cases(risk, confidence):
     held_out = held_out_for_risk(risk, confidence=confidence)
@@ -288,6 +252,8 @@ def test_a_model_without_errors_needs_the_stated_number_of_cases(risk, confidenc
 def test_a_threshold_passes_the_exact_binomial_test_and_so_do_all_tested_before_it():
     (question,) = calibrated(600, sharpness=3.0, seed=5).questions
     proposals = question._proposals(0.2)
+    other = question.model_copy(update={"correct": tuple(not right for right in question.correct)})
+    assert other._proposals(0.2) == proposals  # of the cases that fitted the temperature alone
     confidences, correct = np.array(question.confidences), np.array(question.correct)
     passes = []
     for proposal in proposals:
@@ -297,12 +263,6 @@ def test_a_threshold_passes_the_exact_binomial_test_and_so_do_all_tested_before_
     last = proposals.index(question.threshold(0.2))
     assert all(passes[: last + 1])
     assert not passes[last + 1]
-
-
-def test_proposals_come_from_the_cases_that_fitted_the_temperature_alone():
-    (question,) = calibrated(600, sharpness=3.0, seed=5).questions
-    other = question.model_copy(update={"correct": tuple(not right for right in question.correct)})
-    assert question._proposals(0.2) == other._proposals(0.2)
 
 
 class TwoClasses:
@@ -349,18 +309,6 @@ def test_the_guaranteed_risk_is_exceeded_no_more_often_than_stated(bad_tail, ris
         assert guaranteed > 0.5 * draws
 
 
-def test_a_model_that_errs_where_it_is_sure_has_no_threshold():
-    logits, _ = draw(300)
-    labels = (logits.argmax(axis=1) + (np.arange(300) % 2)) % 4  # half are wrong at any certainty
-    for question, risk in (
-        (fitted(logits, labels).questions[0], 0.05),
-        (perfect(60).questions[0], 0.001),
-    ):
-        with pytest.raises(ConfigError) as error:
-            question.threshold(risk)
-        assert error.value.argument == "max_risk"
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0, -1, 2, float("nan")])
 def test_shares_outside_0_to_1_are_refused(value):
     calibration = perfect(60)
@@ -394,14 +342,11 @@ def test_a_file_gives_the_same_calibration_back_and_belongs_to_its_weights(tmp_p
     "change",
     [
         lambda record: record.update(schema_version=4),
-        lambda record: record.update(cases=1),
         lambda record: record["questions"][0].update(scale=0),
         lambda record: record["questions"][0].update(shift=[0.0]),
-        lambda record: record["questions"][0].update(confidences=[]),
         lambda record: record["questions"][0].update(counts=[60, 1, 0, 0]),
         lambda record: record["questions"][0]["scores"][0].reverse(),
-        lambda record: record["questions"][0]["scores"][0].append(2.0),
-        b"", b"[1]", b"\xff\xfe",
+        b"", b"[1]",
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_right_is_refused(tmp_path, change):
@@ -414,3 +359,158 @@ def test_a_file_that_cannot_be_right_is_refused(tmp_path, change):
         edit_sealed(path, change)
     with pytest.raises(ConfigError):
         Calibration.read(path, task_of(4))
+
+
+TASK = Findings(("mass", "nodule"))
+
+
+def drawn(images=400, seed=3, noise=1.0):
+    """Log-odds and labels of a frequent and a rare finding; some labels are unknown."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random((images, 2)) < (0.4, 0.03)).astype(np.int64)
+    z = 3 * y - 1.5 + rng.normal(0, noise, y.shape)
+    y[rng.random(y.shape) < 0.2] = -1
+    return z, y, [f"{n:04}" for n in range(images)]
+
+
+class PlainFinding:
+    """One finding: rescaled log-odds, and below and above which probabilities it is answered."""
+
+    def __init__(self, z, y, first):
+        fits = first & (y >= 0)
+        sign = 2.0 * y[fits] - 1
+
+        def cost(x):
+            prior = (x[0] / 0.7) ** 2 / 2 + (x[1] / 2.0) ** 2 / 2
+            return np.logaddexp(0.0, -sign * (math.exp(x[0]) * z[fits] + x[1])).sum() + prior
+
+        bounds = [(-3.0, 3.0), (-20.0, 20.0)]
+        x = minimize(cost, np.zeros(2), method="L-BFGS-B", bounds=bounds).x
+        self.slope, self.offset = math.exp(x[0]), x[1]
+        p = self.probabilities(z)
+        self.present = np.sort(p[~first & (y == 1)])
+        self.absent = np.sort(p[~first & (y == 0)])
+
+    def probabilities(self, z):
+        return expit(self.slope * z + self.offset).astype(np.float32)
+
+    def no_below(self, coverage, sensitivity=None, confidence=0.9):
+        n = len(self.present)
+        if sensitivity is None:
+            k = math.floor((1 - coverage) * (n + 1) + 1e-9)
+        else:
+            k = sum(binom.cdf(i, n, 1 - sensitivity) <= 1 - confidence + 1e-12 for i in range(n))
+        return float(self.present[k - 1]) if k else 0.0
+
+    def yes_above(self, coverage):
+        k = math.floor((1 - coverage) * (len(self.absent) + 1) + 1e-9)
+        return float(self.absent[-k]) if k else 1.0
+
+    def answer(self, p, no_below, yes_above):
+        no, yes = p < no_below, p > yes_above
+        if no and yes:
+            return "yes" if p >= 0.5 else "no"
+        return "yes" if yes else "no" if no else "unsure"
+
+
+@pytest.mark.parametrize(
+    ("coverage", "sensitivity", "confidence"),
+    [(0.9, None, None), (0.7, None, None), (0.9, 0.9, 0.9), (0.8, 0.6, 0.95), (0.99, 0.95, 0.9)],
+)
+@pytest.mark.parametrize("noise", [1.0, 8.0])
+def test_probabilities_limits_and_answers_are_those_of_each_finding(
+    coverage, sensitivity, confidence, noise
+):
+    z, y, keys = drawn(noise=noise)
+    calibration = Calibration.fit(TASK, z, y, keys)
+    limits = calibration.limits(coverage, sensitivity=sensitivity, confidence=confidence)
+    new = 3 * drawn(300, seed=8)[0]
+    p = TASK.probabilities(new, calibration)
+    answers = TASK.answers(p, TASK.plausible(p, limits))
+    first = split_units(keys)
+    for f in range(2):
+        plain = PlainFinding(z[:, f], y[:, f], first)
+        question = calibration.questions[f]
+        np.testing.assert_allclose([question.scale, question.shift[1]], [plain.slope, plain.offset])
+        np.testing.assert_allclose(p[:, f], plain.probabilities(new[:, f]), atol=1e-6)
+        no_below = plain.no_below(coverage, sensitivity, confidence or 0.9)
+        yes_above = plain.yes_above(coverage)
+        np.testing.assert_allclose(limits[f], [1 - yes_above, no_below], atol=1e-6)
+        clear = np.abs(p[:, [f]] - [no_below, yes_above]).min(axis=1) > 1e-5
+        words = [plain.answer(float(share), no_below, yes_above) for share in p[clear, f]]
+        verdicts = [answers[row].verdicts[f] for row in np.flatnonzero(clear)]
+        assert verdicts == words
+
+
+def test_a_sensitivity_that_was_calibrated_for_is_the_default():
+    z, y, keys = drawn()
+    calibration = Calibration.fit(TASK, z, y, keys, sensitivity=0.8, confidence=0.7)
+    asked = calibration.limits(sensitivity=0.8, confidence=0.7)
+    np.testing.assert_array_equal(calibration.limits(), asked)
+    assert calibration.limits()[1][1] == 0.0  # too few with the rare one: never "no"
+
+
+@pytest.mark.parametrize("p", [0.3, 1e-30, 1.0])
+def test_a_case_as_unlike_its_class_as_the_limit_is_still_plausible(p):
+    """Ties count as plausible, also where the probability has been rounded to 0 or 1."""
+    z = np.full((120, 2), np.clip(math.log(p) - math.log1p(-min(p, 1 - 1e-9)), -80, 80))
+    y = np.tile(np.arange(120) % 2, (2, 1)).T
+    calibration = Calibration.fit(TASK, z, y, [f"{n:04}" for n in range(120)])
+    probabilities = TASK.probabilities(z[:1], calibration)
+    assert TASK.plausible(probabilities, calibration.limits()).all()
+
+
+def test_few_new_cases_lie_below_the_conformal_limit():
+    rng = np.random.default_rng(0)
+    below = [
+        rng.random() < conformal_limit(np.sort(rng.random(19)).tolist(), 0.9) for _ in range(20_000)
+    ]
+    assert abs(np.mean(below) - 0.1) < 0.01  # k / (n + 1) = 2 / 20, exactly
+    assert conformal_limit([0.3] * 8, 0.9) == 0.0  # 9 are needed
+    assert conformal_limit([0.3] * 9, 0.9) == 0.3
+
+
+def test_the_guaranteed_sensitivity_is_missed_no_more_often_than_stated():
+    rng = np.random.default_rng(1)
+    # Of uniform scores, the share below a limit is the limit itself.
+    missed = [
+        tolerance_limit(np.sort(rng.random(80)).tolist(), 0.9, 0.9) > 0.1 for _ in range(4_000)
+    ]
+    exact = [k for k in range(80) if binom.cdf(k, 80, 0.1) <= 0.1]
+    rate = 1 - sum(math.comb(80, i) * 0.1**i * 0.9 ** (80 - i) for i in range(exact[-1] + 1, 81))
+    assert rate <= 0.1
+    assert abs(np.mean(missed) - rate) < 0.015
+
+
+def test_the_fewest_cases_for_a_sensitivity_are_just_enough():
+    needed = held_out_for_sensitivity(0.95, 0.9)
+    assert needed == 45
+    assert tolerance_limit([0.5] * needed, 0.95, 0.9) == 0.5
+    assert tolerance_limit([0.5] * (needed - 1), 0.95, 0.9) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("p", "no_below", "yes_above", "verdict"),
+    [
+        (0.1, 0.2, 0.7, "no"),
+        (0.5, 0.2, 0.7, "unsure"),
+        (0.9, 0.2, 0.7, "yes"),
+        (0.25, 0.25, 0.75, "unsure"),
+        (0.75, 0.25, 0.75, "unsure"),
+        (0.6, 0.8, 0.3, "yes"),
+        (0.4, 0.8, 0.3, "no"),
+        (0.5, None, None, "yes"),
+        (0.49, None, None, "no"),
+    ],
+)  # fmt: skip
+def test_answers_between_the_limits_are_unsure_and_where_they_overlap_by_half(
+    p, no_below, yes_above, verdict
+):
+    task, shares = Findings(("mass",)), np.array([[p]], dtype=np.float32)
+    plausible = None
+    if no_below is not None:
+        plausible = task.plausible(shares, [np.array([1 - yes_above, no_below])])
+    (answer,) = task.answers(shares, plausible)
+    assert answer.verdicts == (verdict,)
+    assert answer.prediction == ("mass" if verdict == "yes" else "none")
+    assert answer.unsure == (verdict == "unsure")

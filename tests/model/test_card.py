@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.backbones import load_backbone
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, PoolingCard
-from tiny_backbones import make_clip
 
 
 def example(**changes):
@@ -53,12 +51,9 @@ def test_a_card_is_read_back_as_it_was_written(tmp_path):
         ({"schema_version": SCHEMA - 1}, "schema"),
         ({"asks": "ABSENT"}, "asks"),
         ({"asks": {"kind": "classes", "names": ["one"], "normal": []}}, "names"),
-        ({"asks": {"kind": "classes", "names": ["a", "a"], "normal": []}}, "names"),
-        ({"asks": {"kind": "classes", "names": ["\ud800", "b"], "normal": []}}, "damaged"),
         ({"asks": {"kind": "grades", "names": ["a", "b"], "normal": []}}, "grades"),
         ({"asks": {"kind": "classes", "names": ["a", "b"], "normal": ["c"]}}, "damaged"),
         ({"asks": {"names": ["a", "b"]}}, "task"),
-        ({"cases": {"what": 1}}, "cases"),
         ({"support_counts": [1, 2, 3]}, "counts"),
         ({"poolings": [{"heat": 0}]}, "heat"),
         ({"logit_scale": float("nan")}, "logit_scale"),
@@ -81,16 +76,6 @@ def test_a_file_that_is_not_a_card_is_refused(tmp_path, content):
         ModelCard.read(tmp_path / "absent" / "model.json")
 
 
-def test_a_folder_backbone_is_found_again_from_anywhere(tmp_path, monkeypatch):
-    make_clip(tmp_path / "models" / "mine")
-    monkeypatch.chdir(tmp_path / "models")
-    backbone = load_backbone("mine", device="cpu")
-    card = BackboneCard.of(backbone)
-    assert card.name == str((tmp_path / "models" / "mine").resolve())
-    monkeypatch.chdir(tmp_path)
-    assert load_backbone(card.name, device="cpu").digest == card.digest
-
-
 def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
     (tmp_path / "biomedclip").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -104,8 +89,6 @@ def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
         ("biomedclip", "biomedclip"),
         ("microsoft/BiomedCLIP-PubMedBERT_256", "microsoft/BiomedCLIP-PubMedBERT_256"),
         ("/home/jane/models/clip", "clip"),
-        ("~/clip", "clip"),
-        ("./clip", "clip"),
         ("jane/models/clip", "clip"),
         ("C:\\Users\\jane\\clip", "clip"),
         ("jane\\clip", "clip"),

@@ -188,16 +188,13 @@ def test_a_prior_is_bayes_rule_and_takes_the_sets_of_a_calibration_away():
     p = model.probabilities(rows).astype(np.float64) * (0.6, 0.3, 0.1)
     expected = p / p.sum(axis=1, keepdims=True)
     np.testing.assert_allclose([d.probabilities for d in decisions], expected, rtol=1e-5)
+    thirds = class_shares({"Normal": 0.33, "cyst": 0.33, "stone": 0.33}, CLASSES.names)
+    np.testing.assert_allclose(thirds, [1 / 3] * 3)  # by name, and scaled
     assert {decision.set for decision in decisions} == {None}
     assert None not in {decision.set for decision in decide(model, [1] * 9, rows)}
     with pytest.raises(ConfigError) as error:
         Decider(model, Policy(prior=prior, coverage=0.9))
     assert error.value.argument == "coverage"
-
-
-def test_shares_are_found_by_name_and_scaled():
-    shares = class_shares({"Normal": 0.33, "cyst": 0.33, "stone": 0.33}, CLASSES.names)
-    np.testing.assert_allclose(shares, [1 / 3] * 3)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +203,7 @@ def test_shares_are_found_by_name_and_scaled():
         {"normal": 0.5, "cyst": 0.2, "stone": 0.1},
         {"normal": 0.5, "cysts": 0.5},
         {"normal": 1.1, "cyst": -0.2, "stone": 0.1},
-        {"normal": 0.5, "cyst": 0.5, "stone": 0},
         {"normal": 0.5, "cyst": 0.5},
-        {},
         {"normal": float("nan"), "cyst": 0.5, "stone": 0.5},
         {"normal": 0.5, "NORMAL": 0.2, "cyst": 0.3},
     ],
@@ -237,6 +232,14 @@ def test_guarantees_that_cannot_be_given_are_refused(task, policy, argument):
     with pytest.raises(ConfigError) as error:
         Decider(model, Policy(**policy))
     assert error.value.argument == argument
+
+
+def test_more_than_one_possible_class_is_said_in_words():
+    model = model_of(CLASSES, calibration=calibration_of(CLASSES))
+    words = {2: "Two classes remain possible.", 3: "Three classes remain possible."}
+    several = [d for d in decide(model, [1] * 50, rows_of(50)) if len(d.set) in words]
+    assert several
+    assert all(words[len(decision.set)] in decision.reasons for decision in several)
 
 
 @pytest.mark.parametrize("task", [CLASSES, FINDINGS], ids=["classes", "findings"])

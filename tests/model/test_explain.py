@@ -10,27 +10,20 @@ from PIL import Image
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.errors import ConfigError, DataError
-from ogkd.features.encode import encode_crops
 from ogkd.fitting.pipeline import fit
 from ogkd.images import ImageRef
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
 from ogkd.model import explain as explaining
 from ogkd.model.classifier import Classifier
 from ogkd.model.explain import check_evidence, evidence_of, explain
-from tiny_backbones import make_clip
-from tiny_data import write_dataset, write_image
+from tiny_data import write_image
 
 SIZE, GRID, WIDTH = 32, (4, 4), 20
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("explain")
-    make_clip(folder / "clip")
-    data = write_dataset(folder / "data")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(folder / "cache"))
-        return fit(data, backbone=folder / "clip", method="zero-shot")
+def classifier(clip, data, module_cache):
+    return fit(data, backbone=clip, method="zero-shot")
 
 
 class Bright:
@@ -118,17 +111,6 @@ def test_a_grid_that_is_not_square_keeps_rows_and_columns_apart(classifier, tmp_
     assert np.unravel_index(shown.grid.argmax(), (2, 4)) == (1, 3)
 
 
-def test_every_image_of_a_real_tower_gets_its_own_map_in_order(classifier, tmp_path):
-    files = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(5)]
-    together = explain(classifier, files)
-    assert [shown.ref for shown in together] == [ImageRef(file) for file in files]
-    predicted = classifier.predict_proba(files).argmax(axis=1)
-    assert [shown.label for shown in together] == list(predicted)
-    for file, shown in zip(files, together, strict=True):
-        alone = explain(classifier, [file])[0]
-        np.testing.assert_allclose(shown.grid, alone.grid, atol=1e-4)
-
-
 def test_other_labels_give_other_evidence(classifier, tmp_path):
     file = write_image(tmp_path / "a.png")
     maps = [explain(classifier, [file], labels=[label])[0].grid for label in range(3)]
@@ -148,16 +130,15 @@ def test_invalid_labels_and_files_are_refused(classifier, tmp_path, labels):
 
 
 @pytest.mark.parametrize("method", ["fused", "zero-shot"])
-def test_parts_add_up_to_the_lead_of_the_class(tmp_path, monkeypatch, method):
-    monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
-    make_clip(tmp_path / "clip")
-    data = write_dataset(tmp_path / "data")
-    model = fit(data, backbone=tmp_path / "clip", method=method)
+def test_parts_add_up_to_the_lead_of_the_class(clip, data, method):
+    model = fit(data, backbone=clip, method=method)
     images = sorted(data.rglob("*.png"))[:3]
-    for decision in model.decide(images, crops=True):
-        shown = evidence_of(model, decision)
+    maps = explain(model, images)
+    assert [shown.ref for shown in maps] == [ImageRef(file) for file in images]
+    for decision, shown in zip(model.decide(images), maps, strict=True):
         logits = model.logits(decision.features[None])[0]
         label = decision.answer.label
+        assert shown.label == label
         lead = logits[label] - np.delete(logits, label).mean()
         assert float(shown.grid.sum()) + shown.rest == pytest.approx(lead, abs=1e-3)
         assert np.abs(shown.grid).max() > 1e-6
@@ -172,23 +153,27 @@ def test_a_head_that_is_not_linear_has_no_map(classifier, tmp_path):
         explain(model, [file])
 
 
-def test_blurring_what_a_map_marks_takes_more_away_only_if_the_map_is_right(
+def test_a_map_is_shown_only_where_blurring_what_it_marks_weakens_the_answer_more(
     classifier, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(explaining, "_BLUR", 1.0)  # patches of 8 pixels need a wide one
-    model = bright(classifier)
-    (shown,) = explain(model, [planted(tmp_path / "a.png", 1, 2, ground=140)], labels=[0])
-    right = check_evidence(model, shown)
-    wrong = check_evidence(model, replace(shown, grid=-shown.grid))
-    assert right.holds
-    assert right.marked > wrong.marked
+    model, file = bright(classifier), planted(tmp_path / "a.png", 1, 2, ground=140)
+    (decision,) = model.decide([file], crops=True)
+    right = evidence_of(model, decision, label=0)
+    assert right.shown
+    wrong = check_evidence(model, replace(right, grid=-right.grid))
+    assert not wrong.holds
+    assert right.check.marked > wrong.marked
+    assert not replace(right, check=wrong).shown
+    (dark,) = model.decide([planted(tmp_path / "b.png", 1, 2, ground=60)], crops=True)
+    without_lead = evidence_of(model, dark, label=1)
+    assert without_lead.check is None
+    assert not without_lead.shown
 
 
-def test_nothing_is_tried_where_there_is_no_lead(classifier, tmp_path):
-    model = bright(classifier)
-    (shown,) = explain(model, [planted(tmp_path / "a.png", 1, 2, ground=60)], labels=[1])
-    logits = model.logits(
-        encode_crops(model.backbone, [np.asarray(shown.image)], patches=False).rows
-    )
-    assert logits[0, 1] < logits[0].mean()
-    assert check_evidence(model, shown) is None
+@pytest.mark.parametrize("strange", [{"unfamiliar": True}, {"out_of_domain": True}])
+def test_an_image_that_the_model_does_not_know_has_no_map(classifier, tmp_path, strange):
+    model, file = bright(classifier), planted(tmp_path / "a.png", 1, 2)
+    (decision,) = model.decide([file], crops=True)
+    assert evidence_of(model, decision) is not None
+    assert evidence_of(model, replace(decision, **strange)) is None

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
 from ogkd.data.case import Dataset
 from ogkd.data.divide import components
+from ogkd.data.fetch import locate_benchmark, named_benchmark, resolve_data
+from ogkd.data.grouping import Grouping
+from ogkd.data.names import normal_labels
 from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError, DataError
+from ogkd.files import resolved
 from ogkd.images import ImageRef, look_at, pixel_digest
 from ogkd.images.ref import file_state
 from ogkd.progress import progress_bar
@@ -28,6 +32,31 @@ if TYPE_CHECKING:
 
 Scans = MutableMapping[tuple[object, ...], ScannedImage | str]  # of a file's state and part
 NEAR = 6  # differing bits of 64 up to which two images count as nearly the same
+
+
+def read_images(
+    data: Path, grouping: Grouping, normal: Sequence[str] | None = None, **options: Any
+) -> Dataset:
+    """The dataset image by image; those of a case have its name, and are never divided.
+
+    The options are those of `resolve_data`.
+    """
+    dataset = resolve_data(data, empty_classes=True, **options)
+    if grouping.by is not None:
+        dataset = dataset.with_normal(normal_labels(dataset.names, normal))
+    return grouping.apply(dataset).by_image()
+
+
+def check_data(data: Path, dataset: Dataset, **options: Any) -> Audit:
+    """Check a dataset that was read from `data`; the options are those of `audit_data`."""
+    return audit_data(dataset, root=data_folder(data), name=resolved(data).name, **options)
+
+
+def data_folder(data: Path) -> Path:
+    """The folder that the files of a dataset are in."""
+    named = named_benchmark(data)
+    path = data if named is None else locate_benchmark(named) or data
+    return path if path.is_dir() else path.parent
 
 
 def audit_data(

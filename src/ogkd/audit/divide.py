@@ -6,7 +6,7 @@ What cannot be used, and what would make the test look better than it is, is lef
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,6 +67,17 @@ class Division:
         """How many images are left out, and why."""
         kinds = Counter(image.kind for image in self.left_out)
         return ", ".join(f"{kinds[kind]} {words}" for kind, words in _WORDS.items() if kinds[kind])
+
+    def notes(self) -> Iterator[str]:
+        """What a user should know about it before relying on it."""
+        if self.left_out:
+            yield f"Left out {len(self.left_out)} images: {self.reasons()}."
+        if self.lost:
+            yield f"Left out, because no usable image is left: {', '.join(self.lost)}."
+        if self.note:
+            yield self.note
+        if untested := self.absent("test"):
+            yield f"No image to test on, so nothing will be known about: {', '.join(untested)}."
 
     def absent(self, part: str) -> list[str]:
         """The classes that a part has no image of."""

@@ -28,7 +28,6 @@ from ogkd.cli import (
     fit,
     predict,
     prompts,
-    start,
 )
 from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
@@ -42,7 +41,7 @@ app = CommandGroup(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _function in {
-    "start": start.start,
+    "start": fit.start,
     "fit": fit.fit,
     "predict": predict.predict,
     "evaluate": evaluate.evaluate,

@@ -151,7 +151,7 @@ def embed(
         typer.echo(f"{len(lines)} texts -> {out}")
         return
     refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
-    batches = encoding.encode(model, refs, place=backbone, engine=engine, patches=patches)
+    batches = encoding.encode(model, refs, patches=patches)
     began = time.perf_counter()
     count, bad = embed_images(model, refs, batches, out, on_error=on_error)
     seconds = time.perf_counter() - began

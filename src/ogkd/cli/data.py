@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,15 +19,12 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.data.names import SPLITS
 from ogkd.errors import ConfigError, Interrupted, pluralize
-from ogkd.files import resolved, write_json, write_new
+from ogkd.files import write_json, write_new
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.audit.divide import Division
     from ogkd.audit.result import Severity
-    from ogkd.data.case import Dataset
     from ogkd.data.catalog import Benchmark
-    from ogkd.data.grouping import Grouping
 
 app = CommandGroup("Benchmark datasets and your own data: list, download, check, split.")
 
@@ -132,6 +129,7 @@ def check(
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
     opt.refuse_folders(json=as_json, html=html)
+    from ogkd.audit.check import check_data, read_images
     from ogkd.audit.labels import require_cleanlab
     from ogkd.data.grouping import Grouping
     from ogkd.fitting.choose import choose_backbone, warning_about
@@ -149,7 +147,7 @@ def check(
             model = ogkd.load_backbone(name)
             if warning := warning_about(model, images):
                 say(f"WARNING: {warning}")
-        audit = checked(data, dataset, backbone=model)
+        audit = check_data(data, dataset, backbone=model)
         if as_json is not None:
             write_json(as_json, audit.as_json())
         if html is not None:
@@ -183,58 +181,24 @@ def split(
     and a missing one is taken from train.
     """
     opt.refuse_folders(out=out, **{"left-out": left_out})
+    from ogkd.audit.check import check_data, read_images
     from ogkd.audit.divide import divide_checked, left_out_text
     from ogkd.data.grouping import Grouping
     from ogkd.data.tables import table_text
 
     wanted = _read_shares(shares)
     dataset = read_images(data, Grouping.parse(cases), findings=opt.read_classes(findings))
-    audit = checked(data, Grouping.parse(slice=slice).apply(dataset))
+    audit = check_data(data, Grouping.parse(slice=slice).apply(dataset))
     division = divide_checked(dataset, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.dataset, out.parent))
     if left_out is not None:
         write_new(left_out, left_out_text(division, left_out.parent))
     sizes = Counter(case.split for case in division.dataset.cases)
     _print_counts(dataset.task.noun, division.counts(), sizes)
-    for line in division_notes(division):
+    for line in division.notes():
         say(_plain(line))
     typer.echo(f"-> {out}")
     typer.echo(f"Next:  ogkd fit {shlex.quote(str(out))} --out my-model")
-
-
-def read_images(
-    data: Path, grouping: Grouping, normal: Sequence[str] | None = None, **options: Any
-) -> Dataset:
-    """The dataset image by image; those of a case have its name, and are never divided.
-
-    The options are those of `resolve_data`.
-    """
-    from ogkd.data.fetch import resolve_data
-    from ogkd.data.names import normal_labels
-
-    dataset = resolve_data(data, empty_classes=True, **options)
-    if grouping.by is not None:
-        dataset = dataset.with_normal(normal_labels(dataset.names, normal))
-    return grouping.apply(dataset).by_image()
-
-
-def checked(data: Path, dataset: Dataset, **options: Any) -> Audit:
-    """Check a dataset that was read from `data`; the options are those of `audit_data`."""
-    from ogkd.audit import audit_data
-
-    return audit_data(dataset, root=data_folder(data), name=resolved(data).name, **options)
-
-
-def division_notes(division: Division) -> Iterator[str]:
-    """What a user should know about a division before relying on it."""
-    if division.left_out:
-        yield f"Left out {len(division.left_out)} images: {division.reasons()}."
-    if division.lost:
-        yield f"Left out, because no usable image is left: {', '.join(division.lost)}."
-    if division.note:
-        yield division.note
-    if untested := division.absent("test"):
-        yield f"No image to test on, so nothing will be known about: {', '.join(untested)}."
 
 
 def _read_shares(text: str) -> dict[str, float]:
@@ -248,15 +212,6 @@ def _read_shares(text: str) -> dict[str, float]:
     raise ConfigError(
         f"shares must be two or three numbers above 0, but are '{text}'.", argument="shares"
     )
-
-
-def data_folder(data: Path) -> Path:
-    """Return the folder that the files of a dataset are in."""
-    from ogkd.data.fetch import locate_benchmark, named_benchmark
-
-    named = named_benchmark(data)
-    path = data if named is None else locate_benchmark(named) or data
-    return path if path.is_dir() else path.parent
 
 
 def _print_counts(

@@ -11,7 +11,6 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.data import data_folder
 from ogkd.cli.options import print_json, say
 from ogkd.errors import pluralize
 from ogkd.files import write_json
@@ -114,7 +113,7 @@ def evaluate(
     if out is not None:
         write_json(out, result)
     if report is not None:
-        from ogkd.audit import audit_data
+        from ogkd.audit.check import audit_data, data_folder
 
         ogkd.report(
             classifier,

@@ -1,4 +1,4 @@
-"""`ogkd fit`, `ogkd import-checkpoint` and `ogkd methods`: making a model, and with what."""
+"""`ogkd fit`, `start`, `import-checkpoint` and `methods`: making a model, and with what."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def fetch_now() -> bool:
     return True
 
 
-def _fit_options() -> Iterator[tuple[str, Any, Any]]:
-    """The name, type and default of every option of `ogkd fit`."""
+def _fit_options(names: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
+    """The name, type and default of fields of the request, as options."""
     hints = get_type_hints(FitRequest)
     for field in fields(FitRequest):
         default = MISSING if field.name == "out" else field.default
-        if field.name != "say":
+        if field.name in names:
             kind = _OPTIONS.get(field.name) or _option(field.name, hints[field.name])
             yield field.name, kind, default
 
@@ -105,7 +105,45 @@ def _named(name: str, text: str) -> Any:
     return Option(f"--{name.replace('_', '-')}", help=text)
 
 
-fit.__signature__ = signature_of(_fit_options())  # type: ignore[attr-defined]
+_ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
+fit.__signature__ = signature_of(_fit_options(_ALL))  # type: ignore[attr-defined]
+
+
+def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
+    """From a folder of images to a tested model and a report, in one command.
+
+    Checks the images, leaves out what cannot be used, divides the rest into
+    parts to learn from, calibrate and test on, fits, calibrates, evaluates, and
+    writes a report. The data is not changed and nothing is overwritten. Run the
+    same command again to resume.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError(
+            "`ogkd start` asks before it leaves images out, and there is no terminal to ask on. "
+            "Add --yes to accept the defaults."
+        )
+    from ogkd.start import Start
+
+    def confirm(notes: list[str], question: str) -> bool:
+        for note in notes:
+            say(f"  {note}")
+        return typer.confirm(question, True)
+
+    asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
+    for line in Start(data, out, options, **asks).run():
+        typer.echo(line)
+
+
+_USED = ("data", "backbone", "method", "prompts", "normal", "slice", "cases", "slices")
+_RESULTS = Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
+_YES = Option("--yes", "-y", help="Ask nothing: accept the defaults.")
+start.__signature__ = signature_of(  # type: ignore[attr-defined]
+    [
+        *_fit_options(_USED),
+        ("out", Annotated[Path | None, _RESULTS], None),
+        ("yes", Annotated[bool, _YES], False),
+    ]
+)
 
 
 def import_checkpoint(

@@ -52,7 +52,7 @@ ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --o
 ModelOut = Annotated[Path, Option("--out", "-o", help="The model folder to write.")]
 BackboneOption = Annotated[str, Option("--backbone", "-b", help=HELP["backbone"])]
 MovedBackbone = Annotated[
-    str | None, Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
+    str | None, Option("--backbone", "-b", help="Where the backbone is, if it is not found.")
 ]
 DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]
@@ -85,18 +85,14 @@ class RayOptions:
 
     def cluster(self) -> Cluster | None:
         """The Ray cluster to use; None without --ray, where its options are refused."""
-        if self.ray is not None:
-            from ogkd.features.cluster import Cluster
+        if self.ray is None:
+            for option in fields(RayOptions):
+                if getattr(self, option.name) != option.default:
+                    raise ConfigError("It has no effect without --ray.", argument=option.name)
+            return None
+        from ogkd.features.cluster import Cluster
 
-            return Cluster(self.ray, self.workers or None, self.cpus_per_worker)
-        for option in fields(RayOptions):
-            value = getattr(self, option.name)
-            if value != option.default:
-                raise ConfigError(
-                    f"--{option.name.replace('_', '-')} has no effect without --ray.",
-                    argument=option.name,
-                )
-        return None
+        return Cluster(self.ray, self.workers, self.cpus_per_worker)
 
 
 @dataclass(frozen=True)
@@ -130,30 +126,22 @@ class EncodingOptions(RayOptions):
         return cases
 
     def encode(
-        self,
-        backbone: Backbone,
-        images: Iterable[ImageRef],
-        *,
-        place: str,
-        engine: str,
-        patches: bool,
-        deep: bool = False,
+        self, backbone: Backbone, images: Iterable[ImageRef], **features: bool
     ) -> Iterator[EncodedBatch]:
-        """Encode here, or on the workers of a cluster, which load the backbone from `place`."""
+        """Encode here, or on the workers of a cluster, which load the same backbone."""
         from ogkd.features import encode_files
         from ogkd.features.cluster import encode_files_on_ray
 
         if (cluster := self.cluster()) is None:
-            return encode_files(backbone, images, patches=patches, deep=deep)
+            return encode_files(backbone, images, **features)
         return encode_files_on_ray(
             backbone,
             list(images),
-            source=place,
             cluster=cluster,
+            source=backbone.name,
             device=self.device,
-            engine=engine,
-            patches=patches,
-            deep=deep,
+            engine=backbone.engine,
+            **features,
         )
 
 

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
@@ -26,41 +25,7 @@ if TYPE_CHECKING:
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Decision
-    from ogkd.model.policy import Policy
     from ogkd.progress import Bar
-
-
-@dataclass(frozen=True)
-class GuaranteeOptions:
-    """What is to be guaranteed about the answers."""
-
-    max_risk: Annotated[
-        float | None,
-        Option(help="Abstain so that at most this share of the other predictions is wrong."),
-    ] = None
-    confidence: Annotated[
-        float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
-    ] = 0.9
-    coverage: Annotated[
-        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
-    ] = None
-    prior: Annotated[
-        str | None,
-        Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
-    ] = None
-    sensitivity: Annotated[
-        float | None,
-        Option(
-            help="Several findings: answer no so that this share of the images with one is kept "
-            "(default: that of `ogkd calibrate`)."
-        ),
-    ] = None
-
-    def policy(self) -> Policy:
-        from ogkd.model.policy import Policy
-
-        prior = opt.read_prior(self.prior)
-        return Policy(self.max_risk, self.confidence, self.coverage, prior, self.sensitivity)
 
 
 def predict(
@@ -86,7 +51,27 @@ def predict(
     explain: Annotated[
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
-    guarantees: GuaranteeOptions,
+    max_risk: Annotated[
+        float | None,
+        Option(help="Abstain so that at most this share of the other predictions is wrong."),
+    ] = None,
+    confidence: Annotated[
+        float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
+    ] = 0.9,
+    coverage: Annotated[
+        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
+    ] = None,
+    prior: Annotated[
+        str | None,
+        Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
+    ] = None,
+    sensitivity: Annotated[
+        float | None,
+        Option(
+            help="Several findings: answer no so that this share of the images with one is kept "
+            "(default: that of `ogkd calibrate`)."
+        ),
+    ] = None,
     cases: Annotated[
         str | None,
         Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
@@ -94,52 +79,41 @@ def predict(
     slices: Annotated[
         str | None, Option(help="Which slices, if not those that the model was fitted on.")
     ] = None,
-    each_image: Annotated[
-        bool, Option("--each-image", help="Also a row for each image of a case, after its own.")
-    ] = False,
     backbone: Annotated[
         str | None,
         Option(
             "--backbone",
             "-b",
-            help="Where the model's backbone is, if it has moved; with --zero-shot, its name, "
+            help="Where the model's backbone is, if not found; with --zero-shot, its name, "
             "folder or hub id (default: the best one on this machine).",
         ),
     ] = None,
     engine: opt.EngineOverride = None,
     encoding: opt.EncodingOptions,
 ) -> None:
-    """Classify images and print one row for each.
-
-    Columns: path, prediction, probability, set, abstain, unfamiliar, error,
-    and the probability of every class.
+    """Classify images and print one row for each, with the probability of every class.
 
     A file that cannot be read gets a row with the reason, and the exit code is
     1. `abstain` needs --max-risk and a calibrated model (`ogkd calibrate`);
     `set` that, or a model that learned from enough images. `unfamiliar` marks
-    images unlike everything that the model learned from. Volumes without a
-    slice get the one of --slice, or else the one that the model was fitted on.
-    A model of several findings prints for each of them yes, no or unsure, and its
-    probability. For very large folders, --ray spreads the work over a cluster.
+    images unlike everything that the model learned from.
 
     A model that was fitted on cases of several images (`ogkd fit --cases` or
     --slices) gives a row for each case, with the images that decided it. Where a
     column of a table makes a case, give such a table for IMAGES.
 
-    --prior reweights probabilities where classes are not equally frequent.
-
     Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
-    IMAGES...` compares images with the texts of classes. Nothing is learned,
-    and the probabilities are not calibrated.
+    IMAGES...` compares images with the texts of classes.
     """
     from ogkd.data.grouping import Grouping
     from ogkd.model.decide import Decider
+    from ogkd.model.policy import Policy
     from ogkd.model.table import row_writer
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
-    policy = guarantees.policy()
+    policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]
         classifier = _zero_shot(zero_shot, prompts, paths, backbone, engine, encoding)
@@ -161,17 +135,9 @@ def predict(
             explain.mkdir(parents=True, exist_ok=True)
     for note in decider.notes:
         say(note)
-    card = classifier.card.backbone
 
     def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return encoding.encode(
-            classifier.backbone,
-            refs,
-            place=backbone or card.name,
-            engine=engine or card.engine,
-            patches=False,
-            deep=classifier.deep,
-        )
+        return encoding.encode(classifier.backbone, refs, patches=False, deep=classifier.deep)
 
     decisions = decider.decide(todo, encode, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
@@ -183,40 +149,20 @@ def predict(
         bars = nullcontext()  # the rows themselves are printed on the terminal
     counts: Counter[str] = Counter()
     with output as file, bars as bar:
-        joined = grouping.joins_images
-        write = row_writer(file, classifier.task, format, joined=joined, each_image=each_image)
+        write = row_writer(file, classifier.task, format, joined=grouping.joins_images)
         for number, decision in enumerate(chain(first, decisions), start=1):
-            _count(decision, counts)
-            if explain is not None:
-                _draw(classifier, decision, explain, number)
+            counts["foreign"] += decision.out_of_domain is True
+            counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
+            if decision.error is not None:
+                counts["failed"] += 1
+            elif explain is not None:
+                counts["no map"] += not _draw(classifier, decision, explain, number)
             write(decision)
             if bar is not None:
                 bar.advance()
     _print_summary(counts, len(todo))
     if counts["failed"]:
         sys.exit(1)
-
-
-def _count(decision: Decision, counts: Counter[str]) -> None:
-    """Count what the user is warned of."""
-    counts["failed"] += decision.error is not None
-    counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
-    counts["foreign"] += decision.out_of_domain is True
-
-
-def _print_summary(counts: Counter[str], cases: int) -> None:
-    from ogkd.backbones.builtin import domain_warning
-
-    if warning := domain_warning(counts["foreign"], cases - counts["failed"]):
-        say(f"WARNING: {warning}")
-    if counts["unfamiliar"]:
-        say(
-            f"Warning: {counts['unfamiliar']} of {cases} image(s) are unlike everything that the "
-            "model learned from (see `unfamiliar`), perhaps of another modality or organ. Do not "
-            "rely on these predictions."
-        )
-    if counts["failed"]:
-        say(f"{counts['failed']} of {cases} file(s) could not be read.")
 
 
 def _zero_shot(
@@ -244,13 +190,34 @@ def _zero_shot(
     return classifier
 
 
-def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int) -> None:
+def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int) -> bool:
     """Write the evidence for the predicted class; the row number makes file names unique."""
     from ogkd.model.explain import evidence_of
 
     evidence = evidence_of(classifier, decision)
-    if evidence is None:
-        return
+    if evidence is None or not evidence.shown:
+        return False
     stem = re.sub(r"[^\w.-]+", "_", Path(str(decision.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png", suffixes=(".png",)) as aside:
         ogkd.draw(evidence).save(aside, format="PNG")
+    return True
+
+
+def _print_summary(counts: Counter[str], cases: int) -> None:
+    from ogkd.backbones.builtin import domain_warning
+
+    if warning := domain_warning(counts["foreign"], cases - counts["failed"]):
+        say(f"WARNING: {warning}")
+    if counts["unfamiliar"]:
+        say(
+            f"Warning: {counts['unfamiliar']} of {cases} image(s) are unlike everything that the "
+            "model learned from (see `unfamiliar`), perhaps of another modality or organ. Do not "
+            "rely on these predictions."
+        )
+    if counts["no map"]:
+        say(
+            f"No evidence map for {counts['no map']} of {cases} image(s): unlike those learned "
+            "from, or blurring what it would mark weakens the answer no more than elsewhere."
+        )
+    if counts["failed"]:
+        say(f"{counts['failed']} of {cases} file(s) could not be read.")

@@ -80,7 +80,7 @@ def calibrate(
     if say is not None:
         for warning in judged.warnings:
             say(f"WARNING: {warning}")
-        if classifier.task.affine:
+        if calibration.questions[0].shift:
             made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
             for note in Decider(made).notes:
                 if note.startswith("Note: "):
@@ -98,9 +98,9 @@ def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[st
             f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
             "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
-    if judged.task.affine:
+    question = calibration.questions[0]
+    if question.shift:
         return
-    [question] = calibration.questions
     named = zip(judged.class_names, question.counts, strict=True)
     if absent := ", ".join(name for name, count in named if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."
@@ -116,7 +116,7 @@ def calibration_section(classifier: Classifier, calibration: Calibration) -> Sec
     task, cases = classifier.task, pluralize(calibration.cases, classifier.card.grouping.unit)
     question = calibration.questions[0]
     held_out = len(question.confidences)
-    if not task.affine:
+    if not question.shift:
         change = "less" if question.temperature > 1 else "more"
         lines = (
             f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "

@@ -26,14 +26,14 @@ from ogkd.data.grouping import Grouping
 from ogkd.data.names import read_class_names
 from ogkd.data.task import Target, Task
 from ogkd.data.tasks import Findings, OneOf
-from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
+from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request
 from ogkd.fitting.prepare import default_preset
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef, read_image
 from ogkd.images.memory import InMemory, as_ref, is_one_image
-from ogkd.methods import METHODS, flatten, make_method
+from ogkd.methods import make_method
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
@@ -48,8 +48,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     Several images may share one answer (a case: an exam, a volume). Then an item of `X` is a list
     of images or, with `slices`, a volume.
 
-    Single settings of the method are parameters too: `settings__alpha` for `GridSearchCV`, and
-    `settings__train__epochs` for the setting train.epochs.
+    Single settings of the method are parameters too: `settings__alpha`, for `GridSearchCV`.
 
     After `fit`: `classes_`, and `model_`, the `Classifier`, which can be saved.
     """
@@ -148,27 +147,19 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                 preset = self.preset or default_preset(self.method)
                 method = make_method(self.method, preset=preset, settings=given)
                 given = method.config.model_dump()
-            params |= {f"settings__{key}": value for key, value in flatten(given, "__")}
+            params |= {f"{_SETTING}{name}": value for name, value in given.items()}
         return params
 
     def set_params(self, **params: Any) -> OGKDClassifier:
-        """Set parameters; settings__NAME is one setting, settings__train__epochs a nested one."""
+        """Set parameters; settings__NAME is one setting of the method, or one group of them."""
         plain = {name: value for name, value in params.items() if not name.startswith(_SETTING)}
         super().set_params(**plain)
-        nested = {
-            name.removeprefix(_SETTING).replace("__", "."): value
-            for name, value in params.items()
-            if name not in plain
-        }
-        known = dict(flatten(METHODS[self.method].Config().model_dump(), ".")) if nested else {}
-        if unknown := [name for name in nested if name not in known]:
-            raise ConfigError(
-                f"{self.method} has no setting '{unknown[0]}'.{did_you_mean(unknown[0], known)} "
-                f"Settings of {self.method}: {', '.join(known)}.",
-                argument="settings",
-            )
-        if nested:  # a new mapping: clones share the old one
-            self.settings = dict(flatten(self.settings or {}, ".")) | nested
+        if len(plain) < len(params):  # a new mapping: clones share the old one
+            self.settings = dict(self.settings or {}) | {
+                name.removeprefix(_SETTING): value
+                for name, value in params.items()
+                if name not in plain
+            }
         return self
 
     def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:

@@ -88,8 +88,6 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
         changed = _differences(ModelCard.read(folder / CARD), _card(prepared))
     except ConfigError:
         return None  # nothing there, or damaged
-    if request.on_error == "skip" and not (folder / SKIPPED).is_file():
-        changed.append("handling of unreadable files")  # the list of skipped files is missing
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
             model = load(folder, backbone=prepared.backbone)
@@ -102,8 +100,8 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
             "restart.",
             argument="restart",
         )
-    why = f", which was fitted with other {', '.join(changed)}" if changed else ""
-    request.note(f"Note: this fit replaces the model in {request.out}{why}.")
+    other = f", fitted with other {', '.join(changed)}" if changed else ""
+    request.note(f"Note: this fit replaces the model in {request.out}{other}.")
     return None
 
 
@@ -121,7 +119,6 @@ _WORDS = {
     "shots": "shots",
     "seed": "seed",
     "cases": "cases",
-    "imported_sha256": "weights (imported)",
 }
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -57,7 +56,6 @@ from ogkd.prompts.bank import (
     shipped_banks,
 )
 
-_GIB = 1024**3
 ONE_SET = 1  # the seed that the benchmark drew its adapters' images with
 
 
@@ -266,7 +264,6 @@ def make_support(
     patches = method.uses_patches
     if method.config.views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
-    _refuse_beyond_memory(method, store.backbone, len(images))
     views = cached_views(
         store, images, count=method.kept_views, seed=seed, patches=patches, deep=deep,
         adapter=method.as_benchmarked,
@@ -367,18 +364,3 @@ def default_preset(method: str, named: Benchmark | None = None) -> str | None:
 def whole_rows(store: FeatureStore, cases: Sequence[Case], *, deep: bool) -> Tensor:
     """Features [N, w] of whole images."""
     return store.get(images_of(cases), deep=deep).rows[:, 0].float()
-
-
-def _refuse_beyond_memory(method: Method, backbone: Backbone, images: int) -> None:
-    """Patches of all views of a support are held at once; those of fresh crops are not."""
-    views = method.config.views
-    if not method.uses_patches or views == "online":
-        return
-    grid = backbone.patch_grid[0] * backbone.patch_grid[1]
-    needed = images * max(1, views) * grid * backbone.embed_dim * 2
-    if needed > 0.8 * psutil.virtual_memory().available:
-        raise ConfigError(
-            f"Patch features of {images} images with {max(1, views)} views need "
-            f"{needed / _GIB:.1f} GiB, more than is free. Use fewer shots, set views to a smaller "
-            "number, or set lambda_lgd to 0, which leaves the patch loss out."
-        )

@@ -107,18 +107,16 @@ def make_method(
         raise ConfigError(f"{what} Settings of {name}: {', '.join(names)}.") from None
 
 
-def flatten(
-    settings: Mapping[str, Any], joint: str = ".", start: str = ""
-) -> Iterator[tuple[str, Any]]:
+def flatten(settings: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
     """Nested settings with one name each, such as train.epochs.
 
-    >>> dict(flatten({"alpha": 1, "train": {"epochs": 2}}, "__"))
-    {'alpha': 1, 'train__epochs': 2}
+    >>> dict(flatten({"alpha": 1, "train": {"epochs": 2}}))
+    {'alpha': 1, 'train.epochs': 2}
     """
     for key, value in settings.items():
-        name = start + key.replace(".", joint)
+        name = f"{start}{key}"
         if isinstance(value, Mapping) and value:
-            yield from flatten(value, joint, f"{name}{joint}")
+            yield from flatten(value, f"{name}.")
         else:
             yield name, value
 

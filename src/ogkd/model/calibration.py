@@ -254,13 +254,14 @@ class Calibration(BaseModel):
         first = split_units(keys, groups)
         pairs = zip(unit_names(keys, groups), first, strict=True)
         units = len({unit for unit, fits in pairs if fits})
+        shifted = "sensitivity" in task.guarantees  # a yes or no, whose threshold may move
         questions = []
         for z, answers in zip(task.questions(logits), task.question_labels(y), strict=True):
             known = answers >= 0
             names = [key for key, keep in zip(keys, known, strict=True) if keep]
             questions.append(
                 Question.fit(
-                    z[known], answers[known], first[known], names, shifted=task.affine, units=units
+                    z[known], answers[known], first[known], names, shifted=shifted, units=units
                 )
             )
         cases = sorted(zip(keys, y.tolist(), strict=True))
@@ -279,6 +280,8 @@ class Calibration(BaseModel):
     def __repr__(self) -> str:
         rescaled = sum(question.applied for question in self.questions)
         return f"<Calibration on {self.cases} cases: {rescaled} of {len(self.questions)} rescaled>"
+
+    __str__ = __repr__
 
     @property
     def seen(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import re
@@ -20,7 +21,7 @@ from ogkd.data.grouping import Grouping
 from ogkd.data.task import Task
 from ogkd.data.tasks import task_from_json
 from ogkd.errors import ConfigError
-from ogkd.files import home, write_json
+from ogkd.files import cache_dir, home, write_json
 from ogkd.methods import METHODS, Method, make_method
 from ogkd.records import read_record, sealed
 
@@ -47,9 +48,12 @@ class BackboneCard(BaseModel):
     def of(cls, backbone: Backbone) -> BackboneCard:
         """Describe a loaded backbone."""
         name, folder = backbone.name, home(backbone.name)
-        # A folder is found again from wherever the model is used.
         if find_record(name) is None and folder.is_dir():
-            name = str(folder.resolve())
+            folder = folder.resolve()
+            name = folder.name
+            with contextlib.suppress(OSError):  # a convenience: without it, the user says where
+                _places().mkdir(parents=True, exist_ok=True)
+                (_places() / backbone.digest).write_text(str(folder), encoding="utf-8")
         return cls(
             name=name,
             digest=backbone.digest,
@@ -58,12 +62,33 @@ class BackboneCard(BaseModel):
             engine=backbone.engine,
         )
 
+    def source(self, model: Path) -> str | Path | None:
+        """Where the backbone of a model folder is: its name, or a folder on this machine.
+
+        That is the folder that a model was fitted with here, or one beside the model; None if
+        there is neither.
+        """
+        if find_record(self.name) is not None or "/" in self.name:  # known, or on the hub
+            return self.name
+        known = [model.resolve().parent / self.name]
+        with contextlib.suppress(OSError, ValueError):
+            known.insert(0, Path((_places() / self.digest).read_text(encoding="utf-8")))
+        return next((folder for folder in known if folder.is_dir()), None)
+
     @property
     def short_name(self) -> str:
         """The name to show: a hub id as it is, of a folder only the last part of its path."""
         path = re.split(r"[/\\]", self.name.rstrip("/\\"))
         is_hub_id = len(path) == 2 and path[0] not in ("", ".", "..", "~")
         return self.name if is_hub_id and "/" in self.name else path[-1]
+
+
+def _places() -> Path:
+    """A file for each local backbone that was fitted with here, named by its digest: its folder.
+
+    A model folder is handed on, so it holds no path of the machine that it was made on.
+    """
+    return cache_dir() / "backbones" / "folders"
 
 
 class PoolingCard(BaseModel):

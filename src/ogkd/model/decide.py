@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Encode = Callable[[Iterable[ImageRef]], Iterator[EncodedBatch]]
 Rows = NDArray[np.float32]
 _DECIDING = 3  # images at most that are named as those that decided
+_NUMBERS = {2: "Two", 3: "Three", 4: "Four", 5: "Five"}
 _NEGLIGIBLE = 0.01  # weight below which an image has not decided the answer
 
 
@@ -404,11 +405,10 @@ class Decider:
             )
         members = answer.plausible
         if members is not None and len(members) != 1:
-            several = f"{len(members)} classes are plausible, not one"
-            what = several if members else "no class is plausible"
-            yield f"At {100 * self.coverage:g}% coverage {what}."
+            count = _NUMBERS.get(len(members), str(len(members)))
+            yield f"{count} classes remain possible." if members else "No class seems possible."
         elif members is not None and answer.prediction not in members:
-            yield f"At {100 * self.coverage:g}% coverage only {members[0]} is plausible."
+            yield f"Only {members[0]} seems possible."
         if decision.unfamiliar and not decision.out_of_domain:
             yield "The image is unlike the images that the model learned from."
         if decision.errors:

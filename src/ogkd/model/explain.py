@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -34,6 +34,18 @@ _BLUR = 0.08  # of the side: the width of the Gaussian
 
 
 @dataclass(frozen=True)
+class EvidenceCheck:
+    """Shares of the lead that blurring takes away; above 1 the class no longer leads."""
+
+    marked: float  # the places that the map marks
+    random: float  # as many others, on average
+
+    @property
+    def holds(self) -> bool:
+        return self.marked > self.random
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What one image shows for one class; a grid position is (row, column) from the top left.
 
@@ -48,6 +60,12 @@ class Evidence:
     name: str = ""  # of the class
     probability: float | None = None  # of the class
     caution: str = ""  # why the decision should not be relied on, if there is a reason
+    check: EvidenceCheck | None = None  # None: not tried, or the class has no lead to lose
+
+    @property
+    def shown(self) -> bool:
+        """Whether the check found that the answer rests on what the map marks."""
+        return self.check is not None and self.check.holds
 
     def _repr_png_(self) -> bytes:
         from ogkd.model.drawing import draw  # which imports this module
@@ -77,7 +95,7 @@ def explain(
     for decision, label in zip(decisions, wanted, strict=True):
         if decision.error is not None:
             raise DataError(decision.error)
-        shown = evidence_of(classifier, decision, label=label)
+        shown = evidence_map(classifier, decision, label=label)
         if shown is None:
             raise ConfigError(
                 f"There are no evidence maps for {classifier.card.method} on "
@@ -91,7 +109,22 @@ def explain(
 def evidence_of(
     classifier: Classifier, decision: Decision, *, label: int | None = None
 ) -> Evidence | None:
-    """The evidence map of a decision, of the image that decided it.
+    """The evidence map to show with a decision, and what its check says: `Evidence.shown`.
+
+    None for an image that the model does not know, of which a map would only seem to explain.
+    """
+    if decision.unfamiliar or decision.out_of_domain:
+        return None
+    evidence = evidence_map(classifier, decision, label=label)
+    if evidence is None:
+        return None
+    return replace(evidence, check=check_evidence(classifier, evidence))
+
+
+def evidence_map(
+    classifier: Classifier, decision: Decision, *, label: int | None = None
+) -> Evidence | None:
+    """The evidence map of a decision, of the image that decided it, without its check.
 
     The image is encoded once more. None if the head is not linear or the tower cannot be split.
     """
@@ -134,18 +167,6 @@ def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
     from scipy.ndimage import gaussian_filter  # here: only drawings need it
 
     return np.asarray(gaussian_filter(grid, 1.0, mode="nearest"))
-
-
-@dataclass(frozen=True)
-class EvidenceCheck:
-    """Shares of the lead that blurring takes away; above 1 the class no longer leads."""
-
-    marked: float  # the places that the map marks
-    random: float  # as many others, on average
-
-    @property
-    def holds(self) -> bool:
-        return self.marked > self.random
 
 
 def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck | None:

@@ -62,17 +62,14 @@ def _backbone(
     if isinstance(given, Backbone):
         backbone = given if engine is None else with_engine(given, engine)
     else:
-        source = card.backbone.name if given is None else given
-        try:
-            backbone = load_backbone(source, device=device, engine=engine or card.backbone.engine)
-        except BackboneError as error:
-            if given is not None:
-                raise
+        source = card.backbone.source(folder) if given is None else given
+        if source is None:
             raise BackboneError(
-                f"{error}\n{folder} was fitted with the backbone '{source}'. If it has moved, pass "
-                "its folder.",
+                f"{folder} was fitted with the backbone in a folder '{card.backbone.name}', which "
+                "is not known on this machine: say where it is.",
                 argument="backbone",
-            ) from error
+            )
+        backbone = load_backbone(source, device=device, engine=engine or card.backbone.engine)
     digest = backbone.digest
     if engine is not None:  # the user asked for it: only the weights must be the same
         digest = digest_with(without_engine(backbone).digest, card.backbone.engine)

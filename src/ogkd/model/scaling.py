@@ -29,15 +29,17 @@ def justified_temperature(logits: Array, labels: Labels, *, units: int) -> tuple
     from scipy.stats import chi2
 
     temperature = fit_temperature(logits, labels)
-    images = f"The {pluralize(len(labels), 'image')} for fitting the temperature"
+    images = pluralize(len(labels), "image")
     if temperature == 1.0:
         return 1.0, (
-            f"{images} cannot show whether rescaling helps, as the model makes no error there; "
-            "probabilities stay as they are."
+            f"{images} without an error cannot tell whether probabilities need correcting; "
+            "unchanged."
         )
     gain = len(labels) * (_loss(logits, labels, 1.0) - _loss(logits, labels, temperature))
     if chi2.sf(2 * gain * units / len(labels), 1) > _LEVEL:
-        return 1.0, f"{images} cannot show that rescaling helps; probabilities stay as they are."
+        return 1.0, (
+            f"{images} are too few to tell whether probabilities need correcting; unchanged."
+        )
     return temperature, None
 
 

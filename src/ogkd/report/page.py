@@ -149,7 +149,7 @@ class Subject:
                 name = self.predictions.class_names[label]
                 shown = f"An image: {title}"
                 images = [(_copy(decision.crop), shown, "what it saw")]
-                if evidence is not None:
+                if evidence is not None and evidence.shown:
                     heat = _copy(np.asarray(heat_map(evidence)))
                     marked = f"The same image; red speaks for {name}, blue against it"
                     images.append((heat, marked, f"evidence for and against {name}"))

@@ -19,7 +19,7 @@ from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier
 from ogkd.model.decide import Decider, Decision, Encode, engine_note
 from ogkd.model.drawing import draw
-from ogkd.model.explain import SHARE, check_evidence, evidence_of
+from ogkd.model.explain import SHARE, evidence_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
@@ -177,18 +177,16 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] 
     """The evidence map of a decision, and whether it marks what the answer rests on.
 
     `image` is a data URI, empty if blurring what the map marks takes no more of the answer away
-    than blurring other places does. None if the model has no maps.
+    than blurring other places does. None if the model has no maps or does not know the image.
     """
     evidence = evidence_of(classifier, decision)
     if evidence is None:
         return None
-    check = check_evidence(classifier, evidence)
-    shown = check is None or check.holds
     body: dict[str, Any] = {
         "class": evidence.name,
-        "image": data_uri(draw(evidence), most=_EVIDENCE) if shown else "",
+        "image": data_uri(draw(evidence), most=_EVIDENCE) if evidence.shown else "",
     }
-    if check is not None:
+    if (check := evidence.check) is not None:
         body["check"] = {
             "blurred": SHARE,
             "marked": round(check.marked, 4),

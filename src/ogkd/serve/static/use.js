@@ -81,7 +81,7 @@ function card(entry, number, name) {
   const coverage = percent(entry.coverage, Number.isInteger(100 * entry.coverage) ? 0 : 1);
   let below = null;
   if (entry.reasons.length) below = h("ul", {}, entry.reasons.map((reason) => h("li", {}, reason)));
-  else if (!sure || !entry.answers) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
+  else if (!sure || !entry.answers) below = h("p", {}, sure ? t("answer.only") : t("answer.cannot"));
   const joined = entry.images > 1;
   const heading = `model-${number}`;
   return h(
