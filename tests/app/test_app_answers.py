@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from app_models import by_hand
 
 import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
@@ -20,8 +19,8 @@ def uploaded(path):
 
 
 @pytest.fixture(scope="session")
-def image(phantoms):
-    return uploaded(phantoms / "test" / "simple_cyst" / "0000.png")
+def image(cyst):
+    return uploaded(cyst)
 
 
 def changed(gda, **changes):
@@ -46,17 +45,13 @@ def reasons(answer):
     return " ".join(answer["reasons"])
 
 
-def test_the_answer_is_what_the_classifier_says(gda, image):
+def test_a_familiar_image_is_answered_as_the_classifier_does_and_certain(gda, image):
     answer = ask(gda, image)
     expected = gda.predict_proba(image.images)[0].tolist()
     shares = dict(zip(gda.class_names, expected, strict=True))
     assert answer["probabilities"] == pytest.approx(shares, abs=1e-6)
     assert answer["prediction"] == max(shares, key=shares.get) == gda.predict(image.images)[0]
     assert answer["calibrated"]
-
-
-def test_one_plausible_class_of_a_familiar_image_is_certain(gda, image):
-    answer = ask(gda, image)
     first, second, *_ = sorted(answer["probabilities"].values(), reverse=True)
     assert first > 0.45 > second
     assert answer["set"] == [answer["prediction"]]
@@ -64,13 +59,13 @@ def test_one_plausible_class_of_a_familiar_image_is_certain(gda, image):
 
 
 @pytest.mark.parametrize(("limit", "plausible"), [(1.0, 4), (0.0, 0)])
-def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausible):
+def test_no_or_several_plausible_classes_are_uncertain(gda, image, by_hand, limit, plausible):
     answer = ask(gda, image, calibration=by_hand(limit))
     assert len(answer["set"]) == plausible
     assert "90%" in reasons(answer)
 
 
-def test_reasons_name_the_requested_risk_and_coverage(gda, image):
+def test_reasons_name_the_requested_risk_and_coverage(gda, image, by_hand):
     policy = Policy(max_risk=0.005, coverage=0.975)
     model = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
     answer = ask(gda, image, model=model)
@@ -80,7 +75,7 @@ def test_reasons_name_the_requested_risk_and_coverage(gda, image):
 
 
 @pytest.mark.parametrize(("engine", "noted"), [(None, False), ("torch", False), ("bf16", True)])
-def test_a_calibration_of_another_engine_is_noted(gda, image, engine, noted):
+def test_a_calibration_of_another_engine_is_noted(gda, image, by_hand, engine, noted):
     calibration = by_hand().model_copy(update={"engine": engine})
     model = model_of(changed(gda, calibration=calibration))
     answer = ask(gda, image, model=model)
@@ -114,16 +109,13 @@ def test_without_a_calibration_nothing_is_claimed(gda, image):
     assert claims == (False, None, [])
 
 
-def test_the_nearest_support_images_are_named(gda, phantoms):
+def test_the_nearest_support_images_are_named(gda, image, phantoms):
     learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
     similar = ask(gda, learned, images=True)["similar"]
     cosines = [entry["similarity"] for entry in similar]
     assert similar[0]["class"] == "simple cyst"
     assert cosines[0] == pytest.approx(1, abs=1e-3)
     assert cosines == sorted(cosines, reverse=True)
-
-
-def test_a_model_without_support_features_has_no_similar_images(gda, image):
     assert ask(gda, image, support=None)["similar"] == []
 
 

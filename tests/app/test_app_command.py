@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
 import sys
 
 import pytest
-from app_models import by_hand
 
 import ogkd.serve.models as loading
 import ogkd.serve.server as serving
@@ -15,13 +12,12 @@ from ogkd.errors import ConfigError
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.serve.models import Model
-from ogkd.serve.server import Settings, is_loopback
+from ogkd.serve.server import Settings
 
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
     """The message of `ogkd app ...` that must end in one message and code 2."""
-    monkeypatch.setattr(serving, "require_server", lambda: None)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["ogkd", "app", *map(str, words)])
@@ -39,7 +35,6 @@ def refused(monkeypatch, capsys):
 def served(monkeypatch):
     """The settings that `ogkd app MODEL ...` would serve with."""
     calls = []
-    monkeypatch.setattr(serving, "require_server", lambda: None)
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
     monkeypatch.setattr(serving, "serve_models", lambda _, settings, say: calls.append(settings))
 
@@ -62,7 +57,6 @@ def test_by_default_only_this_machine_is_served(served):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "myhost", "", "localhost.x"])
 def test_other_machines_need_a_token_that_is_different_each_time(host):
-    assert not is_loopback(host)
     settings = Settings(host)
     assert settings.token == settings.token
     assert len(settings.token) >= 40
@@ -72,14 +66,12 @@ def test_other_machines_need_a_token_that_is_different_each_time(host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "LocalHost"])
 def test_loopback_addresses_need_no_token(host):
-    assert is_loopback(host)
     guard = serving.guarded([], Settings(host))
     assert guard.token is None
     assert guard.hosts == {"localhost", "127.0.0.1", "[::1]", host.lower()}
 
 
 def test_a_missing_extra_is_named(refused, folders, monkeypatch):
-    monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert 'pip install "ogkd[serve]"' in refused(folders / "gda")
 
@@ -106,28 +98,19 @@ def test_a_port_in_use_is_refused_if_requested_and_skipped_if_not(monkeypatch):
         monkeypatch.setattr(serving, "_PORT", used)
         with contextlib.closing(serving._listen(Settings())) as second:
             assert second.getsockname()[1] > used
-        assert serving._address(first) == f"http://127.0.0.1:{used}"
 
 
-def test_an_address_of_another_machine_is_refused_at_the_first_port(monkeypatch):
+def test_an_address_of_another_machine_is_refused():
     # 192.0.2.0/24 is set aside for documentation: no machine has it.
     for host in ("no.such.host.invalid", "192.0.2.1"):
         with pytest.raises(ConfigError) as raised:
             serving._listen(Settings(host=host, port=0))
         assert raised.value.argument == "host"
-    tried = []
-
-    def bind(address, **_):
-        tried.append(address[1])
-        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-
-    monkeypatch.setattr(socket, "create_server", bind)
-    with pytest.raises(ConfigError):
-        serving._listen(Settings(host="192.0.2.1"))
-    assert len(tried) == 1
 
 
-def test_a_calibration_of_another_engine_is_noted_at_the_start(served, gda, monkeypatch, capsys):
+def test_a_calibration_of_another_engine_is_noted_at_the_start(
+    served, gda, by_hand, monkeypatch, capsys
+):
     other = by_hand().model_copy(update={"engine": "bf16"})
     model = Model("gda", Decider(Classifier(gda.backbone, gda.head, gda.card, calibration=other)))
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [model])

@@ -252,14 +252,13 @@ def test_the_exported_file_answers_like_the_model(calibrated, films, tmp_path):
 def test_the_page_says_yes_no_or_unsure_for_each_finding(calibrated, films):
     pytest.importorskip("starlette")
     from ogkd.images import ImageRef, read_image
-    from ogkd.serve.models import answers, as_json, load_models
+    from ogkd.serve.models import answers, load_models
     from ogkd.serve.uploads import Upload
 
     file = films.parent / "0.png"
     upload = Upload({file: file.name}, [ImageRef(file)], read_image(file))
-    found = answers(load_models([calibrated]), upload)
-    assert found[0]["evidence"] is not None
-    said = as_json(upload, found)["models"][0]
+    [said] = answers(load_models([calibrated]), upload)
+    assert said["evidence"] is not None
     assert set(said["answers"]) == set(said["probabilities"]) == set(NAMES)
     yes = [name for name in NAMES if said["answers"][name] == "yes"]
     assert said["prediction"] == ("|".join(yes) or "none")

@@ -194,10 +194,11 @@ class Decider:
         confidence = self.policy.confidence
         calibration = self._calibrated("max_risk")
         threshold = calibration.questions[0].threshold(max_risk, confidence=confidence)
+        how = f"with {100 * confidence:g} % confidence" if calibration.split else "by estimate"
         self.notes.append(
-            f"Abstaining if the probability is below {threshold:.4f}: with "
-            f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
-            "predictions are wrong on images like those of the calibration."
+            f"Abstaining if the probability is below {threshold:.4f}: {how}, at most "
+            f"{100 * max_risk:g} % of the other predictions are wrong on images like those of the "
+            "calibration."
         )
         return threshold
 

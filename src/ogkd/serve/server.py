@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from ogkd.errors import ConfigError
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.uploads import MIDDLE, UploadReader
-from ogkd.serve.web import error_handlers, page_routes, use_routes
-
-if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
+from ogkd.serve.uploads import MIDDLE
+from ogkd.serve.web import Worker, error_handlers, page_routes, use_routes
 
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
@@ -42,18 +43,6 @@ class Settings:
         return None if is_loopback(self.host) else secrets.token_urlsafe(32)
 
 
-def require_server() -> None:
-    """Raise a ConfigError if the extra is not installed, before any model is loaded."""
-    try:
-        import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            'The page needs a web server. Install it with: pip install "ogkd[serve]".'
-        ) from error
-
-
 def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
@@ -68,9 +57,6 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
 
     `make` is given a folder for uploads that only this user can read; it is removed at the end.
     """
-    require_server()
-    import uvicorn
-
     # SIGTERM unwinds as Ctrl-C does, so that the uploads are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     private = tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True)
@@ -84,7 +70,8 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
             http="h11",
             limit_concurrency=_CONCURRENCY,
         )
-        address = _address(listener)
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if settings.token is not None:
             address += f"/?token={settings.token}"
 
@@ -107,8 +94,8 @@ def serve_models(
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
     slices = (model.classifier.card.grouping.slice for model in models)
-    reader = UploadReader(next(filter(None, slices), MIDDLE))
-    routes = use_routes(lambda: models, reader, folder, settings.max_bytes)
+    frame = next(filter(None, slices), MIDDLE)
+    routes = use_routes(lambda: models, folder, settings.max_bytes, Worker(), frame=frame)
     return guarded([*routes, *page_routes()], settings)
 
 
@@ -123,8 +110,6 @@ def guarded(
     `uploads` are routes that take files beside /predict, and their limits in bytes; `handlers` turn
     further exceptions into answers.
     """
-    from starlette.applications import Starlette
-
     return Guard(
         Starlette(routes=routes, exception_handlers={**error_handlers(), **(handlers or {})}),
         uploads={"/predict": settings.max_bytes, **(uploads or {})},
@@ -150,8 +135,3 @@ def _listen(settings: Settings) -> socket.socket:
                 argument="port" if taken else "host",
             ) from error
     raise AssertionError("there is a port to try")
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -59,20 +58,6 @@ def find_project_images(project: Project) -> list[ImageRef]:
         )
     middle = rule or SliceRule.parse("axis=2,index=middle")
     return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
-
-
-def patients(project: Project, addresses: Sequence[str]) -> list[str | None]:
-    """The patient of each image, as imported, or by the project's pattern of file names."""
-    pattern = re.compile(project.facts.patient) if project.facts.patient else None
-    names: list[str | None] = []
-    for address in addresses:
-        mark = project.marks.get(address)
-        match = pattern.search(address) if pattern else None
-        name = mark.patient if mark is not None else None
-        if name is None and match:
-            name = match.group(1) if match.groups() else match.group(0)
-        names.append(name)
-    return names
 
 
 def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | None]:

@@ -11,9 +11,12 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ogkd.data.fetch import unpack
 from ogkd.data.tables import read_table
@@ -29,14 +32,9 @@ from ogkd.serve.studio.exports import export
 from ogkd.serve.studio.images import THUMB, VIEW, match_paths
 from ogkd.serve.studio.project import UPLOADS, ClassInfo, Conflict, State
 from ogkd.serve.studio.session import Session, texts_for
-from ogkd.serve.studio.state import detail, images_json, row_of, similar, state_json
-from ogkd.serve.uploads import UploadReader, display_name, receive_file
-from ogkd.serve.web import Worker, page_routes, problem, use_routes
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
+from ogkd.serve.studio.state import detail, images_json, row_of, state_json
+from ogkd.serve.uploads import display_name
+from ogkd.serve.web import Worker, page_routes, problem, receive_file, use_routes
 
 _MAX_ZIP = 2_000_000_000
 
@@ -78,15 +76,13 @@ def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
             return []
         return [Model(session.project.folder.name, fitted.decider)]
 
-    use = use_routes(current, UploadReader(), folder, size, worker=worker, studio=True)
+    use = use_routes(current, folder, size, worker, studio=True)
     routes = [*use, *studio_routes(session, folder, settings, worker), *page_routes()]
     limits = {"/api/upload": _MAX_ZIP, "/api/import": size}
     return guarded(routes, settings, limits, {Conflict: _conflict})
 
 
 def _conflict(_: Request, error: Conflict) -> Response:
-    from starlette.responses import JSONResponse
-
     mark = {"label": error.mark.label, "state": error.mark.state, "number": error.mark.number}
     return JSONResponse({"detail": str(error), **mark}, 409)
 
@@ -94,9 +90,6 @@ def _conflict(_: Request, error: Conflict) -> Response:
 def studio_routes(
     session: Session, folder: Path, settings: Settings, worker: Worker
 ) -> list[Route]:
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
-
     project = session.project
     exporting = Worker()  # beside the other: nobody who labels waits for a file
 
@@ -147,7 +140,7 @@ def studio_routes(
         return JSONResponse(state_json(session))
 
     async def imported(request: Request) -> Response:
-        """Labels of another tool: a table of path, label and perhaps patient."""
+        """Labels of another tool: a table of path and label."""
         with tempfile.TemporaryDirectory(dir=folder) as received:
             file = Path(received) / _file_name(request, "labels.csv")
             await receive_file(request, file)
@@ -174,9 +167,6 @@ def studio_routes(
         "/api/images": lambda _: images_json(session),
         "/api/next": following,
         "/api/texts": lambda request: {"texts": texts_for(request.query_params.get("name", ""))},
-        "/api/similar/{row}": lambda request: {
-            "rows": similar(session, row_of(session, request.path_params["row"]))
-        },
     }
     changes: dict[str, tuple[type[BaseModel], Callable[[Any], Any]]] = {
         "/api/label": (Click, label),
@@ -201,8 +191,6 @@ def _answered(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
     """A function that gives JSON as a handler, which Starlette runs in a thread."""
 
     def handler(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         return JSONResponse(make(request))
 
     return handler
@@ -212,8 +200,6 @@ def _changed(kind: type[BaseModel], change: Callable[[Any], Any]) -> Callable[[R
     """A function of a record as a handler of the JSON objects that it is read from."""
 
     async def handler(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         try:
             body = kind.model_validate_json(await request.body())
         except ValidationError as error:
@@ -234,7 +220,7 @@ def _import_labels(session: Session, file: Path) -> dict[str, Any]:
     paths = [case.image.as_posix() for case in table.cases]
     matches = match_paths(paths, addresses)
     rows = [
-        (addresses[number], table.task.text(case.target), case.group)
+        (addresses[number], table.task.text(case.target))
         for number, case in zip(matches, table.cases, strict=True)
         if number is not None
     ]

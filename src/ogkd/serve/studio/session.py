@@ -22,7 +22,7 @@ from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
 from ogkd.serve.studio.fit import Fitted, Snapshot, fit_labels, judge
-from ogkd.serve.studio.images import Gallery, find_project_images, patients
+from ogkd.serve.studio.images import Gallery, find_project_images
 from ogkd.serve.studio.project import Project
 from ogkd.serve.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, next_images, with_checks
 
@@ -129,7 +129,7 @@ class Session:
         p = None
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
             p = fitted.probabilities
-        groups = patients(self.project, gallery.addresses)
+        groups = self.project.patients(gallery.addresses)
         # The queue's constants are for global features, the first numbers of a row.
         width = None if self.backbone is None else self.backbone.embed_dim
         queue = next_images(
@@ -197,7 +197,7 @@ class Session:
             return  # other images meanwhile, whose turn comes
         known = gallery.known.copy()
         keys = [ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)]
-        groups = patients(self.project, gallery.addresses)
+        groups = self.project.patients(gallery.addresses)
         images = Snapshot(gallery.features, known, labels, gallery.order, keys, groups)
         fitted = fit_labels(images, text)
         old = None
