@@ -32,22 +32,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 def strange_request(choose, image):
     """A method, a path with a query, a body and headers: each may be wrong."""
-    method = choose.choice(["GET", "POST", "POST", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"])
-    path = choose.choice(PATHS)
+    method = choose.choice(["GET", "POST", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"])
     noise = choose.randbytes(choose.randint(0, 40))
-    words = ["", "true", "1", "a.png", "../../x", "http://127.0.0.1:1/x", "x" * 3000, "\0", "a\nb"]
-    for name in choose.sample(["name", "images", "other", "__class__", ""], choose.randint(0, 4)):
-        value = choose.choice([*words, noise.decode("latin-1")])
-        path += f"{'&' if '?' in path else '?'}{name}={quote(value)}"
+    words = ["", "1", "../../x", "http://127.0.0.1:1/x", "x" * 3000, "\0", noise.decode("latin-1")]
+    query = f"?name={quote(choose.choice(words))}&images={quote(choose.choice(words))}"
     damaged = bytearray(image)
     for _ in range(choose.randint(0, 6)):
         damaged[choose.randrange(len(damaged))] = choose.randrange(256)
     body = choose.choice([None, b"", noise, bytes(damaged), image[: choose.randint(1, 99)], b"{}"])
-    kinds = ["image/png", "application/json", "multipart/form-data", "text/plain; charset=x", ""]
-    headers = {"Content-Type": choose.choice(kinds)}
-    if choose.random() < 0.2:
-        headers["Origin"] = choose.choice(["null", "http://evil.example", "file://"])
-    return method, path, body, headers
+    kind = choose.choice(["image/png", "multipart/form-data", "text/plain; charset=x", ""])
+    origin = choose.choice([{}, {}, {}, {"Origin": "http://evil.example"}])
+    return method, choose.choice(PATHS) + query, body, {"Content-Type": kind, **origin}
 
 
 def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phantoms, tmp_path):

@@ -52,7 +52,7 @@ BODIES = {
         *(_CLASS + '"more": $value}]}', '{"classes": [*], "renames": $value}'),
         '{"classes": [*], "renames": {"CLASS": $value}}',
     ],
-    "/api/settings": ['{"patient": $value}', '{"slice": $value}', '{"x": $value}'],
+    "/api/settings": ['{"patient": $value}', '{"x": $value}'],
     "/api/folder": ['{"folder": $value}'],
 }
 QUERIES = {"/api/next": ["by"], "/api/texts": ["name"], "/api/look/{row}": ["evidence"]}

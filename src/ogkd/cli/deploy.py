@@ -21,7 +21,7 @@ HostOption = Annotated[
     str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
 ]
 PortOption = Annotated[
-    int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
+    int | None, Option(min=0, max=65535, help="Port (default: 7860, or a free one).")
 ]
 MaxOption = Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")]
 OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser.")]

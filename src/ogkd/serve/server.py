@@ -10,6 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,18 +24,17 @@ from ogkd.errors import ConfigError
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
 from ogkd.serve.uploads import MIDDLE
-from ogkd.serve.web import Worker, error_handlers, page_routes, use_routes
+from ogkd.serve.web import error_handlers, page_routes, use_routes
 
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
-_TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True)
 class Settings:
     host: str = "127.0.0.1"
-    port: int | None = None  # None: 7860, or the next free one
+    port: int | None = None  # None: 7860, or a free one
     max_bytes: int = 50_000_000
 
     @cached_property
@@ -95,8 +95,13 @@ def serve_models(
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
     slices = (model.classifier.card.grouping.slice for model in models)
     frame = next(filter(None, slices), MIDDLE)
-    routes = use_routes(lambda: models, folder, settings.max_bytes, Worker(), frame=frame)
+    routes = use_routes(lambda: models, folder, settings.max_bytes, one_worker(), frame=frame)
     return guarded([*routes, *page_routes()], settings)
+
+
+def one_worker() -> Executor:
+    """One job at a time: one model already keeps every core busy."""
+    return ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
 
 
 def guarded(
@@ -122,13 +127,12 @@ def _listen(settings: Settings) -> socket.socket:
     """A bound socket at the requested port, or at the first free one."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    ports = range(_PORT, _PORT + _TRIED) if settings.port is None else [settings.port]
-    for port in ports:
+    for port in [_PORT, 0] if settings.port is None else [settings.port]:
         try:
             return socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            if taken and port != ports[-1]:
+            if taken and settings.port is None:
                 continue
             raise ConfigError(
                 f"Cannot serve at {settings.host}, port {port}: {error.strerror or error}.",

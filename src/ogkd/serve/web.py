@@ -7,10 +7,10 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 from starlette.datastructures import UploadFile
@@ -32,31 +32,20 @@ _PREVIEW = 640  # pixels of the longer side
 _MAX_FILES = 2000  # of one upload
 _MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 log = logging.getLogger("ogkd.serve")
-T = TypeVar("T")
-
-
-class Worker:
-    """Work in a thread, one job at a time: one model already keeps every core busy."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
-
-    async def run(self, job: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, job)
 
 
 def use_routes(
     models: Callable[[], Sequence[Model]],
     folder: Path,
     max_bytes: int,
-    worker: Worker,
+    worker: Executor,
     *,
     frame: SliceRule = MIDDLE,
     **facts: Any,
 ) -> list[Route]:
     """The routes by which models are used; `models` gives those that answer now.
 
-    An upload is in `folder` until it is answered; /model also gives `facts`.
+    An upload is in `folder` until `worker` has answered it; /model also gives `facts`.
     """
 
     def answer(files: Mapping[Path, str], images: bool) -> dict[str, Any]:
@@ -77,7 +66,7 @@ def use_routes(
             files = await receive_files(request, Path(name))
             if not files:
                 return problem("Send the bytes of an image file as the body of the request.")
-            return JSONResponse(await worker.run(lambda: answer(files, images)))
+            return JSONResponse(await asyncio.wrap_future(worker.submit(answer, files, images)))
 
     async def model(_: Request) -> Response:
         described = [describe(model) for model in models()]

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -66,21 +65,17 @@ def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | No
     Other tools name files from other folders. None if no image has that file name, or if two fit
     equally well.
     """
-    by_name: dict[str, list[int]] = {}
+
+    def ends(path: str) -> list[str]:
+        parts = path.split("/")
+        return ["/".join(parts[start:]) for start in range(len(parts))]
+
+    rows: dict[str, list[int]] = {}
     for number, address in enumerate(addresses):
-        by_name.setdefault(address.rpartition("/")[2], []).append(number)
-
-    def common(first: str, second: str) -> int:
-        parts = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
-        return len(list(takewhile(lambda pair: pair[0] == pair[1], parts)))
-
-    matches: list[int | None] = []
-    for path in paths:
-        candidates = by_name.get(path.rpartition("/")[2], [])
-        lengths = sorted(((common(path, addresses[n]), n) for n in candidates), reverse=True)
-        tie = len(lengths) > 1 and lengths[0][0] == lengths[1][0]
-        matches.append(lengths[0][1] if lengths and not tie else None)
-    return matches
+        for end in ends(address):
+            rows.setdefault(end, []).append(number)
+    candidates = [next((rows[end] for end in ends(path) if end in rows), []) for path in paths]
+    return [numbers[0] if len(numbers) == 1 else None for numbers in candidates]
 
 
 class Gallery:

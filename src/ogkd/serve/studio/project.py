@@ -186,12 +186,10 @@ class Project:
         if used.keys() <= set(names):
             return
         for old, new in renames:
-            if old in names and new not in names:
-                names[names.index(old)] = new
-        pairs = zip(self.facts.classes, names, strict=True)
-        classes = [info.model_copy(update={"name": name}) for info, name in pairs]
-        classes += [ClassInfo(name=label) for label in used if label not in names]
-        self.set_facts(classes=classes)
+            names = [new if name == old and new not in names else name for name in names]
+        known = zip(self.facts.classes, names, strict=True)
+        classes = [info.model_copy(update={"name": name}) for info, name in known]
+        self.set_facts(classes=[*classes, *(ClassInfo(name=n) for n in used if n not in names)])
 
     @property
     def class_names(self) -> tuple[str, ...]:

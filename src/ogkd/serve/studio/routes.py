@@ -10,6 +10,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ from ogkd.images.decode import EXTENSIONS
 from ogkd.records import first_problem
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.server import Settings, guarded
+from ogkd.serve.server import Settings, guarded, one_worker
 from ogkd.serve.studio.exports import export
 from ogkd.serve.studio.images import THUMB, VIEW, match_paths
 from ogkd.serve.studio.project import UPLOADS, ClassInfo, Conflict, State
 from ogkd.serve.studio.session import Session, texts_for
 from ogkd.serve.studio.state import detail, images_json, row_of, state_json
 from ogkd.serve.uploads import display_name
-from ogkd.serve.web import Worker, page_routes, problem, receive_file, use_routes
+from ogkd.serve.web import page_routes, problem, receive_file, use_routes
 
 _MAX_ZIP = 2_000_000_000
 
@@ -58,8 +59,7 @@ class Classes(BaseModel):
 
 
 class Changes(BaseModel):
-    patient: str | None = None
-    slice: str | None = None
+    patient: str | None
 
 
 class Folder(BaseModel):
@@ -68,7 +68,7 @@ class Folder(BaseModel):
 
 def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
     """The page of the studio behind its guard."""
-    worker, size = Worker(), settings.max_bytes
+    worker, size = one_worker(), settings.max_bytes
 
     def current() -> list[Model]:
         fitted = session.fitted
@@ -88,10 +88,10 @@ def _conflict(_: Request, error: Conflict) -> Response:
 
 
 def studio_routes(
-    session: Session, folder: Path, settings: Settings, worker: Worker
+    session: Session, folder: Path, settings: Settings, worker: Executor
 ) -> list[Route]:
     project = session.project
-    exporting = Worker()  # beside the other: nobody who labels waits for a file
+    exporting = one_worker()  # beside the other: nobody who labels waits for a file
 
     def following(request: Request) -> Any:
         rows = session.queue(by=request.query_params.get("by", "")[:100])
@@ -115,7 +115,7 @@ def studio_routes(
         return state_json(session)
 
     def settings_changed(body: Changes) -> Any:
-        project.set_facts(**{k: v or None for k, v in body if k in body.model_fields_set})
+        project.set_facts(patient=body.patient or None)
         session.changed()
         return state_json(session)
 
@@ -131,7 +131,7 @@ def studio_routes(
     async def upload(request: Request) -> Response:
         """One image or a zip of images, which the user wants in the project."""
         with tempfile.TemporaryDirectory(dir=folder) as received:
-            file = Path(received) / _file_name(request, "")
+            file = Path(received) / display_name(request.query_params.get("name", ""))[-120:]
             if not await receive_file(request, file):
                 return problem("The file is empty.")
             await asyncio.to_thread(_keep, file, project.folder / UPLOADS)
@@ -142,14 +142,16 @@ def studio_routes(
     async def imported(request: Request) -> Response:
         """Labels of another tool: a table of path and label."""
         with tempfile.TemporaryDirectory(dir=folder) as received:
-            file = Path(received) / _file_name(request, "labels.csv")
+            file = Path(received) / "labels.csv"
             await receive_file(request, file)
             return JSONResponse(await asyncio.to_thread(_import_labels, session, file))
 
     async def download(request: Request) -> Response:
         await asyncio.to_thread(session.settle)
         kind = request.path_params["kind"]
-        content, name, media = await exporting.run(lambda: export(session, kind, folder))
+        content, name, media = await asyncio.wrap_future(
+            exporting.submit(export, session, kind, folder)
+        )
         shown = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=media, headers=shown)
 
@@ -160,7 +162,9 @@ def studio_routes(
     async def look(request: Request) -> Response:
         row = row_of(session, request.path_params["row"])
         evidence = request.query_params.get("evidence") == "1"
-        return JSONResponse(await worker.run(lambda: detail(session, row, evidence)))
+        return JSONResponse(
+            await asyncio.wrap_future(worker.submit(detail, session, row, evidence))
+        )
 
     answers: dict[str, Callable[[Request], Any]] = {
         "/api/state": lambda _: state_json(session),
@@ -229,11 +233,6 @@ def _import_labels(session: Session, file: Path) -> dict[str, Any]:
     session.changed()
     counts = {"labelled": new, "known": len(rows) - new, "lost_count": len(lost)}
     return {**counts, "lost": lost[:20]}
-
-
-def _file_name(request: Request, default: str) -> str:
-    """What an upload is called in the project."""
-    return display_name(request.query_params.get("name", default))[-120:]
 
 
 def _keep(file: Path, target: Path) -> None:
