@@ -4,29 +4,10 @@ import numpy as np
 import pytest
 
 import ogkd as library
-from ogkd.export import write
 from ogkd.images import read_image, to_pixels
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-
-
-@pytest.fixture(scope="module")
-def built():
-    return []
-
-
-@pytest.fixture(autouse=True)
-def _one_graph(built, monkeypatch):
-    """The first export builds the graph, the others take it: torch needs seconds each time."""
-    build = write.build
-
-    def once(classifier):
-        if not built:
-            built.append(build(classifier).SerializeToString())
-        return onnx.ModelProto.FromString(built[0])
-
-    monkeypatch.setattr(write, "build", once)
 
 
 def test_a_file_is_written_that_answers_as_predict_does(ogkd, fitted, data, tmp_path):
