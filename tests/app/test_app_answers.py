@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from app_models import by_hand
 
 import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
@@ -21,8 +20,8 @@ def uploaded(path):
 
 
 @pytest.fixture(scope="session")
-def image(phantoms):
-    return uploaded(phantoms / "test" / "simple_cyst" / "0000.png")
+def image(cyst):
+    return uploaded(cyst)
 
 
 def changed(gda, **changes):
@@ -47,40 +46,31 @@ def reasons(answer):
     return " ".join(answer["reasons"])
 
 
-def test_the_answer_is_what_the_classifier_says(gda, image):
+def test_a_familiar_image_is_answered_as_the_classifier_does_and_certain(gda, image):
     answer = ask(gda, image)
     expected = gda.predict_proba(image.images)[0].tolist()
     shares = dict(zip(gda.class_names, expected, strict=True))
     assert answer["probabilities"] == pytest.approx(shares, abs=1e-6)
     assert answer["prediction"] == max(shares, key=shares.get) == gda.predict(image.images)[0]
     assert answer["calibrated"]
-
-
-def test_one_plausible_class_of_a_familiar_image_is_certain(gda, image):
-    answer = ask(gda, image)
     first, second, *_ = sorted(answer["probabilities"].values(), reverse=True)
     assert first > 0.45 > second
     assert answer["set"] == [answer["prediction"]]
     assert (answer["reasons"], answer["unfamiliar"], answer["abstain"]) == ([], False, None)
 
 
-@pytest.mark.parametrize(("limit", "plausible"), [(1.0, 4), (0.0, 0)])
-def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausible):
-    answer = ask(gda, image, calibration=by_hand(limit))
-    assert len(answer["set"]) == plausible
-    assert "possible" in reasons(answer)
-
-
-def test_reasons_name_the_requested_risk_and_coverage(gda, image):
+def test_reasons_name_the_requested_risk(gda, image, by_hand):
     policy = Policy(max_risk=0.005, coverage=0.975)
-    model = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
-    answer = ask(gda, image, model=model)
-    assert "0.5%" in reasons(answer)
-    assert answer["coverage"] == 0.975
+    for limit, plausible in ((1.0, 4), (0.0, 0)):
+        calibrated = changed(gda, calibration=by_hand(limit))
+        answer = ask(gda, image, model=model_of(calibrated, policy=policy, threshold=1.1))
+        assert (len(answer["set"]), answer["coverage"]) == (plausible, 0.975)
+        assert "possible" in reasons(answer)
+        assert "0.5%" in reasons(answer)
 
 
 @pytest.mark.parametrize(("engine", "noted"), [(None, False), ("torch", False), ("bf16", True)])
-def test_a_calibration_of_another_engine_is_noted(gda, image, engine, noted):
+def test_a_calibration_of_another_engine_is_noted(gda, image, by_hand, engine, noted):
     calibration = by_hand().model_copy(update={"engine": engine})
     model = model_of(changed(gda, calibration=calibration))
     answer = ask(gda, image, model=model)
@@ -108,12 +98,6 @@ def test_an_answer_below_the_threshold_of_the_risk_is_withheld(gda, image):
         assert (bool(answer["reasons"]), answer["abstain"]) == (uncertain, uncertain)
 
 
-def test_without_a_calibration_nothing_is_claimed(gda, image):
-    answer = ask(gda, image, calibration=None)
-    claims = answer["calibrated"], answer["set"], answer["reasons"]
-    assert claims == (False, None, [])
-
-
 def test_probabilities_that_a_calibration_left_alone_are_not_called_calibrated(gda, image):
     question = gda.calibration.questions[0].model_copy(update={"scale": 1.0})
     calibration = gda.calibration.model_copy(update={"questions": (question,)})
@@ -122,16 +106,13 @@ def test_probabilities_that_a_calibration_left_alone_are_not_called_calibrated(g
     assert answer["set"]
 
 
-def test_the_nearest_support_images_are_named(gda, phantoms):
+def test_the_nearest_support_images_are_named(gda, image, phantoms):
     learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
     similar = ask(gda, learned, images=True)["similar"]
     cosines = [entry["similarity"] for entry in similar]
     assert similar[0]["class"] == "simple cyst"
     assert cosines[0] == pytest.approx(1, abs=1e-3)
     assert cosines == sorted(cosines, reverse=True)
-
-
-def test_a_model_without_support_features_has_no_similar_images(gda, image):
     assert ask(gda, image, support=None)["similar"] == []
 
 
@@ -148,10 +129,7 @@ def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
 def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked, random, shown):
     monkeypatch.setattr(explain, "check_evidence", lambda *_: EvidenceCheck(marked, random))
     assert bool(ask(gda, image, images=True)["evidence"]["image"]) is shown
-
-
-def test_a_tower_that_cannot_be_split_has_no_map(gda, image, monkeypatch):
-    monkeypatch.setattr(asking, "evidence_of", lambda *_: None)
+    monkeypatch.setattr(asking, "evidence_of", lambda *_: None)  # a tower that cannot be split
     assert "evidence" not in ask(gda, image, images=True)
 
 
@@ -164,7 +142,7 @@ def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
     assert {**second, "model": "a"} == first
 
 
-def test_models_of_one_backbone_share_it_and_have_distinct_names(folders):
+def test_loaded_models_share_a_backbone_and_have_distinct_names(folders):
     models = load_models([folders / "gda", folders / "zero", folders / "gda"])
     assert len({id(model.classifier.backbone) for model in models}) == 1
     assert len({model.name for model in models}) == 3
@@ -183,8 +161,3 @@ def test_options_that_a_model_cannot_meet_are_refused(folders, name, options, ki
     with pytest.raises(kind) as raised:
         load_models([folders / name], **options)
     assert raised.value.argument == argument
-
-
-def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
-    (model,) = load_models([folders / "gda"], max_risk=0.1)
-    assert model.decider.threshold == model.classifier.calibration.questions[0].threshold(0.1) > 0

@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from test_app_server import fits
 
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
@@ -15,17 +14,13 @@ from starlette.testclient import TestClient
 import ogkd
 from ogkd.data.grouping import Grouping
 from ogkd.data.read import read_dataset
-from ogkd.files import read_json
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.serve.models import Model, answers
 from ogkd.serve.server import Settings, make_app
-from ogkd.serve.uploads import UploadReader
-from ogkd.serve.web import OPENAPI
+from ogkd.serve.uploads import read_upload
 from tiny_data import write_exams
 from tiny_images import dicom, volume
-
-SPEC = read_json(OPENAPI)
 
 
 def exam_images(table, exam):
@@ -41,9 +36,9 @@ def page(case_model, tmp_path_factory):
     app = make_app([Model("exams", Decider(case_model))], folder, settings)
     client = TestClient(app, base_url="http://localhost")
 
-    def run(body, *, name="scan", images=False):
+    def run(body, *, name="scan", images=False, **headers):
         query = {"name": name, "images": str(images).lower()}
-        sent = {"content": body}
+        sent = {"content": body, "headers": headers}
         if isinstance(body, list):
             sent = {"files": [("file", pair) for pair in body], "data": {"note": "hello"}}
         reply = client.post("/predict", params=query, **sent)
@@ -53,15 +48,7 @@ def page(case_model, tmp_path_factory):
     return run
 
 
-def test_a_damaged_form_is_refused(case_model, tmp_path):
-    app = make_app([Model("exams", Decider(case_model))], tmp_path, Settings())
-    client = TestClient(app, base_url="http://localhost")
-    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
-        reply = client.post("/predict", content=b"text", headers={"content-type": kind})
-        assert (reply.status_code, bool(reply.json()["detail"])) == (400, True)
-
-
-def test_several_files_get_one_answer_with_the_image_that_decided(page, case_model, exams):
+def test_several_files_get_one_answer_with_the_image_that_decided(page, case_model, exams, fits):
     images = exam_images(exams, "test spot 2")
     files = [(image.name, image.file.read_bytes()) for image in images]
     status, body = page(files, images=True)
@@ -80,14 +67,13 @@ def test_several_files_get_one_answer_with_the_image_that_decided(page, case_mod
     assert first["image"].startswith("data:image/jpeg;base64,")
     assert body["image"]["name"] == "spot-2-0.png and 3 more"
     assert answer["evidence"]["class"] == "spot"
-    assert fits({"$ref": "#/components/schemas/Answer"}, body, SPEC)
+    assert fits({"$ref": "#/components/schemas/Answer"}, body)
     assert "image" not in page(files)[1]["models"][0]["decided_by"][0]
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_volume_is_answered_by_its_slices(page, case_model, tmp_path, packed):
+def test_a_volume_is_answered_by_its_slices(page, case_model, tmp_path):
     content = volume(tmp_path / "a.nii").read_bytes()
-    status, body = page(gzip.compress(content) if packed else content, name="scan.nii.gz")
+    status, body = page(gzip.compress(content), name="scan.nii.gz")
     assert status == 200, body
     case = body["models"][0]
     assert case["images"] == 16  # the empty slices are left out
@@ -122,7 +108,7 @@ def test_what_is_odd_about_a_series_is_said(page, tmp_path):
     assert str(tmp_path) not in json.dumps(body)
 
 
-def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams, tmp_path):
+def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams, tmp_path, fits):
     files = []
     for study, exam in (("1.1", "test spot 2"), ("1.2", "test normal 2")):
         for number, image in enumerate(exam_images(exams, exam)):
@@ -137,7 +123,7 @@ def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams,
         ("study (test normal 2): 1.2-0.dcm and 3 more", 4),
     ]
     assert [entry["prediction"] for entry in body["models"]] == ["spot", "normal"]
-    assert fits({"$ref": "#/components/schemas/Answer"}, body, SPEC)
+    assert fits({"$ref": "#/components/schemas/Answer"}, body)
 
 
 def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_others(page, tmp_path):
@@ -167,11 +153,12 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
     status, body = page(b"no image")
     assert (status, body["detail"][:12]) == (422, "The file is ")
     assert page(b"")[0] == 400
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        assert page(b"text", **{"content-type": kind})[0] == 400
 
 
 def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
-    reader = UploadReader()
-    upload = reader.read({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
+    upload = read_upload({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
     assert upload.note.count("axis=2,index=middle is used") == 2
     given = answers([Model("m", Decider(gda))], upload, images=False)
     assert [(answer["case"], answer["images"]) for answer in given] == [
@@ -182,13 +169,13 @@ def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
 
 @pytest.mark.parametrize("findings", [False, True])
 @pytest.mark.parametrize("images", [1, 3])
-def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, findings, images):
+def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, fits, findings, images):
     table = write_exams(tmp_path, per_class=4, images=images, findings=findings)
     options = {"cases": "exam"} if images > 1 else {}
     options |= {"findings": ["spot", "streak"]} if findings else {}
     model = ogkd.fit(table, backbone=bert_backbone, **options)
     chosen = exam_images(table, "train spot 1")
-    upload = UploadReader().read({image.file: image.name for image in chosen}, whole=True)
+    upload = read_upload({image.file: image.name for image in chosen}, whole=True)
     decider = Decider(model)
     [answer] = answers([Model("m", decider)], upload, images=True)
     [decision] = decider.decide(upload.cases(model.card.grouping))
@@ -200,4 +187,4 @@ def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, findings,
     )
     assert answer["images"] == images
     assert answer["evidence"]["class"] in model.class_names
-    assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer, SPEC)
+    assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer)

@@ -81,6 +81,17 @@ def test_the_temperature_undoes_too_much_or_too_little_certainty(sharpness):
     assert fit_temperature(*draw(20_000, sharpness=sharpness)) == pytest.approx(sharpness, rel=0.05)
 
 
+def test_without_a_split_all_cases_fit_the_scale_and_give_the_sets():
+    logits, labels = draw(48, sharpness=3.0, seed=2)  # overconfident, and few
+    whole, parted = (fitted(logits, labels, split=split) for split in (False, True))
+    [question], [third] = whole.questions, parted.questions
+    assert question.temperature == fit_temperature(logits, labels) > 1.5
+    assert (whole.split, len(question.confidences)) == (False, 48)
+    assert (parted.split, len(third.confidences)) == (True, 32)
+    assert whole.questions[0].threshold(0.5, confidence=0.5) >= 0
+    assert sets(whole, probabilities(whole, logits)).any(axis=1).mean() >= 0.9
+
+
 @pytest.mark.parametrize(("sharpness", "bound"), [(1e3, 20.0), (1e-3, 0.05)])
 def test_a_temperature_stays_within_its_bounds(sharpness, bound):
     logits, labels = draw(2000, sharpness=sharpness)

@@ -79,7 +79,7 @@ def test_kill_9_loses_no_acknowledged_click(project):
     assert acknowledged <= set(again(project).labels)
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
+@pytest.mark.parametrize("cut", [1, 20, 59])
 def test_a_line_that_a_kill_has_cut_is_dropped_and_the_next_one_is_whole(project, cut):
     project.mark("a.png", "label", "benign")
     project.mark("b.png", "label", "malignant")
@@ -89,11 +89,6 @@ def test_a_line_that_a_kill_has_cut_is_dropped_and_the_next_one_is_whole(project
     assert reopened.labels == {"a.png": "benign"}
     reopened.mark("c.png", "label", "benign")
     assert again(project).labels == {"a.png": "benign", "c.png": "benign"}
-
-
-def test_a_damaged_line_in_the_middle_is_named(project):
-    project.mark("a.png", "label", "benign")
-    log = project.folder / module.LOG
     log.write_bytes(b"{nonsense\n" + log.read_bytes())
     with pytest.raises(DataError, match="line 1 is damaged"):
         again(project)
@@ -105,14 +100,12 @@ def test_two_browsers_do_not_overwrite_each_other(project):
         project.mark("a.png", "label", "malignant", by="two", seen=0)
     assert conflict.value.mark == first
     assert project.labels == {"a.png": "benign"}
+    # Those that agree are not bothered.
+    assert project.mark("a.png", "label", "benign", by="two", seen=0) == first
     project.mark("a.png", "label", "malignant", by="two", seen=first.number)  # now it knows
     assert project.labels == {"a.png": "malignant"}
-
-
-def test_two_browsers_that_agree_are_not_bothered(project):
-    first = project.mark("a.png", "label", "benign", by="one", seen=0)
-    assert project.mark("a.png", "label", "benign", by="two", seen=0) == first
-    assert len(project.history) == 1
+    with pytest.raises(Conflict):
+        project.undo("one")
 
 
 def test_many_clicks_at_once_are_all_kept(project):
@@ -139,22 +132,8 @@ def test_undo_goes_back_step_by_step_and_only_through_ones_own_clicks(project):
     assert project.undo("me") is None
     assert again(project).labels == {"b.png": "benign"}
     assert len(project.history) == 5  # nothing is ever removed from the log
-
-
-def test_after_an_undo_new_clicks_can_be_undone_in_turn(project):
-    project.mark("a.png", "label", "benign", by="me")
-    project.undo("me")
     project.mark("c.png", "label", "malignant", by="me")
-    assert project.undo("me").image == "c.png"
-    assert project.undo("me") is None
-
-
-def test_what_another_window_has_changed_since_is_not_undone(project):
-    first = project.mark("a.png", "label", "benign", by="me")
-    project.mark("a.png", "label", "malignant", by="other", seen=first.number)
-    with pytest.raises(Conflict):
-        project.undo("me")
-    assert project.labels == {"a.png": "malignant"}
+    assert (project.undo("me").image, project.undo("me")) == ("c.png", None)
 
 
 def test_a_renamed_class_keeps_its_labels_also_after_a_kill_in_between(project, monkeypatch):
@@ -200,32 +179,23 @@ def test_names_can_be_renamed_in_a_row(project):
     assert again(project).labels == {"a.png": "third"}
 
 
-def test_a_class_with_labels_cannot_be_removed(project):
-    project.mark("a.png", "label", "benign")
-    with pytest.raises(ConfigError, match="labelled 'benign'"):
-        project.set_facts(classes=[ClassInfo(name="malignant"), ClassInfo(name="cyst")])
-    assert again(project).class_names == ("benign", "malignant")
-
-
-@pytest.mark.parametrize(
-    ("state", "label", "message"),
-    [("label", "other", "no class 'other'"), ("label", None, "no class")],
-)
-def test_what_cannot_be_said_is_refused(project, state, label, message):
-    with pytest.raises(ConfigError, match=message):
-        project.mark("a.png", state, label)
+def test_a_class_that_is_not_there_is_refused(project):
+    for label in ("other", None):
+        with pytest.raises(ConfigError):
+            project.mark("a.png", "label", label)
     assert not (project.folder / module.LOG).exists()
 
 
 def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
     for name, label in (("a", "benign"), ("b", "malignant")):
         image = write_image(tmp_path / "images" / f"{name}.png")
-        project.label_many([(f"../images/{image.name}", label, f"p-{name}")])
+        project.label_many([(f"../images/{image.name}", label)])
     project.mark("../images/c.png", "unusable")
+    project.set_facts(patient=r"([^/]+)\.png")
     cases = read_dataset(project.write_table()).cases
     assert [(case.image.file.name, case.target, case.group) for case in cases] == [
-        ("a.png", 0, "p-a"),
-        ("b.png", 1, "p-b"),
+        ("a.png", 0, "a"),
+        ("b.png", 1, "b"),
     ]
     assert all(case.image.file.is_file() for case in cases)
 
@@ -268,17 +238,11 @@ def test_a_project_of_another_schema_is_refused(project, schema):
 
 def test_imported_labels_do_not_replace_ones_own(project):
     project.mark("a.png", "label", "benign")
-    new = project.label_many([("a.png", "malignant", None), ("b.png", "cyst", "p1")])
+    new = project.label_many([("a.png", "malignant"), ("b.png", "cyst")])
     assert new == 1
     reopened = again(project)
     assert reopened.labels == {"a.png": "benign", "b.png": "cyst"}
     assert reopened.class_names == ("benign", "malignant", "cyst")
-    assert reopened.marks["b.png"].patient == "p1"
-
-
-def test_a_setting_that_is_not_text_is_one_message(tmp_path):
-    with pytest.raises(ConfigError):
-        Project.open(tmp_path / "p").set_facts(slice="a\udcffb")
 
 
 def test_paths_of_a_table_are_matched_by_their_longest_common_end():

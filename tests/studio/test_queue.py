@@ -33,14 +33,10 @@ def test_the_first_images_are_one_of_each_kind():
     chosen = next_images(X, open_labels(len(X)), classes=4, n=4)
     assert sorted(kinds[chosen]) == [0, 1, 2, 3]
     assert kinds[chosen[0]] == 0  # the largest first
-
-
-def test_a_chosen_image_is_typical_of_its_kind():
     X, kinds = clusters([40, 40], spread=0.3)
-    for row in next_images(X, open_labels(len(X)), classes=2, n=2):
-        same_kind = X[kinds == kinds[row]]
-        cosines = same_kind @ same_kind.mean(axis=0)
-        assert X[row] @ same_kind.mean(axis=0) > np.median(cosines)
+    for row in next_images(X, open_labels(len(X)), classes=2, n=2):  # typical ones of their kind
+        centre = X[kinds == kinds[row]].mean(axis=0)
+        assert X[row] @ centre > np.median(X[kinds == kinds[row]] @ centre)
 
 
 def test_what_is_covered_by_a_label_is_not_asked_for_again():
@@ -49,15 +45,6 @@ def test_what_is_covered_by_a_label_is_not_asked_for_again():
     labels[[0, 1, 2]] = 0
     labels[[30, 31, 32]] = 1
     assert kinds[next_images(X, labels, classes=2, n=1)[0]] == 2
-
-
-def test_with_a_model_the_uncertain_region_comes_first():
-    X, kinds = clusters([30, 30, 30])
-    labels = open_labels(len(X))
-    labels[[0, 30, 60, 61]] = [0, 1, 0, 1]
-    p = np.full((len(X), 2), 0.5, np.float32)
-    p[kinds != 1] = [0.99, 0.01]
-    assert kinds[next_images(X, labels, classes=2, probabilities=p, n=1)[0]] == 1
 
 
 def test_neighbours_of_one_uncertain_image_are_not_asked_for_together():
@@ -79,15 +66,9 @@ def test_each_patient_is_asked_for_before_one_comes_again():
     chosen = next_images(X, open_labels(60), classes=2, groups=patients, n=12)
     assert len({patients[row] for row in chosen[:6]}) == 6
     assert sorted(patients[row] for row in chosen[6:]) == sorted({*patients})
-
-
-def test_a_patient_with_labels_comes_after_those_without():
-    X, _ = clusters([30, 30])
-    patients = [f"p{row % 3}" for row in range(60)]
     labels = open_labels(60)
-    labels[[0, 3, 1]] = [0, 1, 0]
-    chosen = next_images(X, labels, classes=2, groups=patients, n=3)
-    assert [patients[row] for row in chosen][:2] == ["p2", "p1"] or patients[chosen[0]] == "p2"
+    labels[:5] = 0
+    assert patients[next_images(X, labels, classes=2, groups=patients, n=1)[0]] == "p5"
 
 
 @settings(max_examples=40, deadline=None)

@@ -21,7 +21,7 @@ HostOption = Annotated[
     str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
 ]
 PortOption = Annotated[
-    int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
+    int | None, Option(min=0, max=65535, help="Port (default: 7860, or a free one).")
 ]
 MaxOption = Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")]
 OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser.")]
@@ -104,13 +104,13 @@ def app(
     """
     names = ", ".join(folder.name for folder in models)
     say(f"Starting the page for {names}: loading torch ...")
-    from ogkd.serve.server import Settings, require_server, serve_models
+    from ogkd.serve import require_server
 
     require_server()
-    settings = Settings(host, port, int(max_mb * 1e6))
-
     from ogkd.serve.models import load_models
+    from ogkd.serve.server import Settings, serve_models
 
+    settings = Settings(host, port, int(max_mb * 1e6))
     say(f"Loading {len(models)} model(s) and their backbones ...")
     loaded = load_models(
         models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
@@ -153,12 +153,14 @@ def studio(
     """
     say("Starting the studio: loading torch ...")
     from ogkd.files import fail_if_locked
-    from ogkd.serve.server import Settings, require_server, serve
+    from ogkd.serve import require_server
+
+    require_server()
+    from ogkd.serve.server import Settings, serve
     from ogkd.serve.studio.project import SETTINGS, Project
     from ogkd.serve.studio.routes import make_studio
     from ogkd.serve.studio.session import Session
 
-    require_server()
     settings = Settings(host, port, int(max_mb * 1e6))
     images = folder
     if folder is not None and (folder / SETTINGS).is_file():

@@ -92,10 +92,7 @@ class Graph(nn.Module):
         # The column of logits of each class of a question; the last one is 0: it has no name.
         number = {position: label for label, position in enumerate(self.located)}
         self.columns = [[number.get((q, c), -1) for c in range(n)] for q, n in enumerate(sizes)]
-        self.scales = [(1.0, (0.0,) * size) for size in sizes]
-        if (calibration := classifier.calibration) is not None:
-            pairs = zip(calibration.questions, sizes, strict=True)
-            self.scales = [(q.scale, q.shift or (0.0,) * size) for q, size in pairs]
+        self.scales = question_scales(classifier)
         self.poolings = nn.ModuleList(
             PooledQuestion(pooling, size)
             for pooling, size in zip(exported_poolings(classifier), sizes, strict=False)
@@ -133,6 +130,15 @@ class Graph(nn.Module):
         return torch.stack([scaled[q][:, column] for q, column in self.located], dim=1)
 
 
+def question_scales(classifier: Classifier) -> list[tuple[float, tuple[float, ...]]]:
+    """Of each question, what its logits are multiplied with, and what is added for each class."""
+    sizes = [len(names) for names in classifier.task.question_names()]
+    if classifier.calibration is None:
+        return [(1.0, (0.0,) * size) for size in sizes]
+    pairs = zip(classifier.calibration.questions, sizes, strict=True)
+    return [(question.scale, question.shift or (0.0,) * size) for question, size in pairs]
+
+
 def exported_poolings(classifier: Classifier) -> Sequence[Pooling]:
     """Of each question; () where each image is a case."""
     if classifier.poolings or not classifier.card.grouping.joins_images:
@@ -142,32 +148,31 @@ def exported_poolings(classifier: Classifier) -> Sequence[Pooling]:
 
 def build(classifier: Classifier) -> Any:
     """The model as an onnx.ModelProto for batches of any size."""
-    _check_exportable(classifier)
-    module = Graph(classifier).eval()
-    try:
-        with quiet_exporter(), torch.no_grad():
-            program = torch.onnx.export(
-                module,
-                (module.example(),),
-                dynamo=True,
-                opset_version=_OPSET,
-                input_names=[INPUT],
-                output_names=module.outputs,
-                dynamic_shapes=({0: torch.export.Dim("N")},),
-                verbose=False,
-            )
-            model = program.model_proto  # type: ignore[union-attr]
-    except Exception as error:  # the exporter raises many kinds of errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    backbone, head = classifier.backbone, classifier.head
+    if backbone.engine != "torch":
         raise ConfigError(
-            f"torch {torch.__version__} cannot export {classifier.card.method} on "
-            f"{classifier.backbone.name} as ONNX ({reason}). Nothing was written. Try another "
-            "version of torch, or use the model folder itself."
-        ) from error
+            f"This model encodes images with the engine {backbone.engine}, which ONNX does not "
+            'have. Load the model with engine="torch".',
+            argument="engine",
+        )
+    if (reason := head.export_error) is not None:
+        raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
+    module = Graph(classifier).eval()
+    with quiet_exporter(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            (module.example(),),
+            dynamo=True,
+            opset_version=_OPSET,
+            input_names=[INPUT],
+            output_names=module.outputs,
+            dynamic_shapes=({0: torch.export.Dim("N")},),
+            verbose=False,
+        )
+    model = program.model_proto  # type: ignore[union-attr]
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MOST_BYTES:
         raise ConfigError(
-            f"{classifier.backbone.name} has more than 2 GB of weights, which do not fit "
-            "into one ONNX file. Use the model folder itself, or a smaller backbone."
+            f"{backbone.name} has more than 2 GB of weights, which do not fit into one ONNX file."
         )
     strip(model)
     return model
@@ -184,19 +189,6 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _check_exportable(classifier: Classifier) -> None:
-    """Refuse what cannot be exported, before minutes are spent on it."""
-    backbone, head = classifier.backbone, classifier.head
-    if backbone.engine != "torch":
-        raise ConfigError(
-            f"This model encodes images with the engine {backbone.engine}, which ONNX does not "
-            'have. Load the model with engine="torch".',
-            argument="engine",
-        )
-    if (reason := head.export_error) is not None:
-        raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
 
 
 def strip(model: Any) -> None:

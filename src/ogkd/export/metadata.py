@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from ogkd.export.graph import INPUT, exported_poolings
+from ogkd.export.graph import INPUT, exported_poolings, question_scales
 from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION, PoolingCard
 from ogkd.model.classifier import Classifier
@@ -19,7 +19,6 @@ SCHEMA = 2
 def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> dict[str, Any]:
     """Everything that a program needs besides the graph; contains no path and no file name."""
     card, prep = classifier.card, classifier.backbone.preprocessing
-    size = prep.size
     return {
         "schema_version": SCHEMA,
         "class_names": list(card.class_names),
@@ -28,12 +27,12 @@ def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> d
         "input": {
             "name": INPUT,
             "type": "float32",
-            "shape": ["N", 3, size, size],
+            "shape": ["N", 3, prep.size, prep.size],
             "normalised": True,
         },
         "preprocessing": {
             "colour": "RGB",
-            "size": size,
+            "size": prep.size,
             "resize": prep.resize,
             "crop": "center",
             "interpolation": prep.interpolation,
@@ -64,26 +63,23 @@ def guarantee_note(classifier: Classifier) -> str:
 def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, Any]:
     """Each question's scale and limits, and the probability below which to abstain."""
     decider = Decider(classifier, Policy(max_risk=max_risk))
-    calibration = classifier.calibration
-    names = classifier.task.question_names()
-    questions: list[dict[str, Any]] = [
-        {"names": list(classes), "temperature": 1.0, "shift": [0.0] * len(classes)}
-        for classes in names
+    pairs = zip(classifier.task.question_names(), question_scales(classifier), strict=True)
+    questions = [
+        {"names": list(names), "temperature": 1 / scale, "shift": list(shift)}
+        for names, (scale, shift) in pairs
     ]
-    if calibration is None:
+    if (calibration := classifier.calibration) is None:
         return {"questions": questions, "calibration": None}
-    for question, fitted in zip(questions, calibration.questions, strict=True):
-        question["temperature"] = fitted.temperature
-        question["shift"] = list(fitted.shift) or question["shift"]
     values: dict[str, Any] = {"cases": calibration.cases, "sets": None, "abstain": None}
     if note := guarantee_note(classifier):
         return {"questions": questions, "calibration": values | {"note": note}}
     if (least := decider.least_probability) is not None:
-        # An answer is plausible if its probability is at least this.
-        limits = [limit.tolist() for limit in least]
-        sensitivity = calibration.sensitivity
-        values["sets"] = {"coverage": decider.coverage, "sensitivity": sensitivity}
-        values["sets"]["least_probability"] = limits
+        values["sets"] = {
+            "coverage": decider.coverage,
+            "sensitivity": calibration.sensitivity,
+            # An answer is plausible if its probability is at least this.
+            "least_probability": [limit.tolist() for limit in least],
+        }
     if (below := decider.threshold) is not None:
         confidence = decider.policy.confidence
         values["abstain"] = {"max_risk": max_risk, "confidence": confidence, "below": below}
@@ -91,17 +87,20 @@ def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, An
 
 
 def _steps(prep: Preprocessing) -> str:
-    decode = "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their "
-    decode += "own smallest and largest value. "
-    size = prep.size
-    scale, crop = f"Scale both sides to {size}", ""
+    size, scale, crop = prep.size, f"Scale both sides to {prep.size}", ""
     if prep.resize == "shortest":
-        scale = f"Scale the short side to {size} and the long one to int({size} * long / short)"
-        left = f"left = round((width - {size}) / 2), top likewise"
-        crop = f" Crop the central {size} x {size}: {left}."
-        scale = f"Cut a side longer than {LONGEST} times the other to that, centrally. {scale}"
-    end = " Divide by 255, subtract mean and divide by std per channel, channels first."
-    return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
+        scale = (
+            f"Cut a side longer than {LONGEST} times the other to that, centrally. Scale the short "
+            f"side to {size} and the long one to int({size} * long / short)"
+        )
+        crop = (
+            f" Crop the central {size} x {size}: left = round((width - {size}) / 2), top likewise."
+        )
+    return (
+        "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their own "
+        f"smallest and largest value. {scale} with Pillow's {prep.interpolation} filter.{crop} "
+        "Divide by 255, subtract mean and divide by std per channel, channels first."
+    )
 
 
 def _cases(classifier: Classifier) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, repeat
+from itertools import chain, cycle, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ogkd.data.case import images_of
 from ogkd.data.phantoms import PHANTOMS, render
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, OgkdError
 from ogkd.export.graph import INPUT, build
 from ogkd.export.metadata import KEY, file_metadata, guarantee_note
 from ogkd.files import write_atomically
@@ -26,7 +26,6 @@ from ogkd.progress import progress_bar
 
 TOLERANCE = 1e-4  # of a probability
 BATCHES = (1, 2, 7)  # images per batch; the last size is repeated
-_EXTRA = ("onnx", "onnxruntime", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,20 @@ class Exported:
 
 def require_extra() -> None:
     """Raise a ConfigError if a package of the extra `onnx` is missing."""
-    for name in _EXTRA:
-        try:
+    try:
+        for name in ("onnx", "onnxruntime", "onnxscript"):
             importlib.import_module(name)
-        except ImportError as error:
-            raise ConfigError(
-                f"The export needs the package {name}, which is not installed. Install it with: "
-                'pip install "ogkd[onnx]".'
-            ) from error
+    except ImportError as error:
+        raise ConfigError(
+            f'The export needs the package {name}. Install it with: pip install "ogkd[onnx]".'
+        ) from error
 
 
 def check_onnx_path(path: str | Path) -> Path:
     """Check that an ONNX file may be written here: a new file, or an ONNX file to replace."""
     file = Path(path)
-    if file.is_dir():
-        raise ConfigError(f"{path} is a folder. Give the name of a file in it.", argument="onnx")
-    if file.suffix.lower() != ".onnx":
-        raise ConfigError(
-            f"{path} must end in .onnx, so that no other file is replaced.", argument="onnx"
-        )
+    if file.is_dir() or file.suffix.lower() != ".onnx":
+        raise ConfigError(f"{path} is not the name of a file ending in .onnx.", argument="onnx")
     return file
 
 
@@ -91,8 +85,18 @@ def export_onnx(
     total = max(len(refs), sum(BATCHES))
     card = file_metadata(classifier, max_risk=max_risk)
     with write_atomically(target) as temporary:
-        model = build(classifier)
-        difference = _largest_difference(classifier, model.SerializeToString(), refs, total)
+        try:
+            model = build(classifier)
+            session = open_session(model.SerializeToString())
+        except OgkdError:
+            raise
+        except Exception as error:  # exporter and runtime raise many kinds of errors
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"torch {torch.__version__} cannot export {classifier.card.method} on "
+                f"{classifier.backbone.name} as ONNX ({reason}). Use the model folder itself."
+            ) from error
+        difference = _largest_difference(classifier, session, refs, total)
         if not difference <= tolerance:  # also true for NaN
             # A head with large weights turns float32's last digits into visible differences.
             raise ConfigError(
@@ -111,18 +115,16 @@ def export_onnx(
 
 
 def _largest_difference(
-    classifier: Classifier, content: bytes, images: Sequence[ImageRef], total: int
+    classifier: Classifier, session: Any, images: Sequence[ImageRef], total: int
 ) -> float:
     """The graph's largest difference from torch; where cases have several images, by batches."""
-    backbone, session = classifier.backbone, open_session(content)
-    joined, options = classifier.card.grouping.joins_images, {"deep": True}
+    backbone, joined = classifier.backbone, classifier.card.grouping.joins_images
+    options = {"deep": True} if classifier.deep else {}
     differences = []
     with progress_bar("Checking", total) as bar:
         for crops in in_batches(model_crops(images, backbone.preprocessing, least=total)):
             pixels = normalise(crops, backbone.preprocessing)
-            features = backbone.encode_images(
-                pixels, patches=False, **(options if classifier.deep else {})
-            ).rows
+            features = backbone.encode_images(pixels, patches=False, **options).rows
             case = torch.zeros(len(crops), dtype=torch.long) if joined else None
             [graph] = session.run(["probabilities"], {INPUT: pixels.numpy()})
             differences.append(np.abs(graph - classifier.probabilities(features, case)).max())
@@ -137,22 +139,15 @@ def open_session(content: bytes) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    try:
-        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its bindings raise classes of their own
-        raise ConfigError(
-            f"onnxruntime {onnxruntime.__version__} cannot run the exported graph "
-            f"({str(error).splitlines()[0]}). Nothing was written."
-        ) from error
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def model_crops(images: Sequence[ImageRef], prep: Preprocessing, *, least: int) -> Iterator[RGB]:
     """The images at the model's size, followed by phantoms if there are fewer than `least`."""
     for image in images:
         yield center_crop(read_image(image), prep)
-    names = tuple(PHANTOMS)
-    for index in range(least - len(images)):
-        name = names[index % len(names)]
+    names = islice(cycle(PHANTOMS), max(0, least - len(images)))
+    for index, name in enumerate(names):
         label = index % len(PHANTOMS[name].class_names)
         yield center_crop(render(name, label, seed=0, index=index).image, prep)
 

@@ -28,6 +28,7 @@ from ogkd.model.scaling import (
     check_share,
     conformal_limit,
     fit_odds,
+    fit_temperature,
     held_out_for_coverage,
     held_out_for_risk,
     held_out_for_sensitivity,
@@ -87,20 +88,24 @@ class Question(BaseModel):
         keys: Sequence[str],
         *,
         shifted: bool,
-        units: int,
+        units: int | None,
     ) -> Question:
         """Fit on logits [N, C] of cases with labels [N]; those marked `first` fit the scale.
 
         `shifted` fits a shift of log-odds, too; `units` counts independent cases, such as
-        patients, among the first.
+        patients, among the first: with None all cases fit the scale, whether or not a test can
+        show that it helps.
         """
+        fits = first if units is not None else np.ones_like(first)
         shift: tuple[float, ...] = ()
         reason = None
         if shifted:
-            scale, offset = fit_odds(logits[first, 1] - logits[first, 0], labels[first])
+            scale, offset = fit_odds(logits[fits, 1] - logits[fits, 0], labels[fits])
             shift = (0.0, offset)
+        elif units is None:
+            scale = 1 / fit_temperature(logits, labels)
         else:
-            temperature, reason = justified_temperature(logits[first], labels[first], units=units)
+            temperature, reason = justified_temperature(logits[fits], labels[fits], units=units)
             scale = 1 / temperature
         p = _rescaled(logits, scale, shift)
         confidence = p.max(axis=1).astype(np.float64)
@@ -184,7 +189,10 @@ class Question(BaseModel):
 
     def _proposals(self, max_risk: float) -> list[float]:
         """Thresholds in the order to test them, from the cases that fitted the scale."""
-        seen, right = np.asarray(self.first_confidences), np.asarray(self.first_correct, bool)
+        confidences, correct = self.first_confidences, self.first_correct
+        if not confidences:  # all cases fit the scale
+            confidences, correct = self.confidences, self.correct
+        seen, right = np.asarray(confidences), np.asarray(correct, bool)
         quantiles = np.quantile(seen, np.arange(1, STEPS) / STEPS)
         falling = np.array([*sorted(set(quantiles.tolist()), reverse=True), 0.0])
         kept = (seen >= falling[:, None]).sum(axis=1)
@@ -240,20 +248,24 @@ class Calibration(BaseModel):
         engine: str | None = None,
         sensitivity: float | None = None,
         confidence: float = CONFIDENCE,
+        split: bool = True,
     ) -> Self:
         """Calibrate on logits [N, C] of cases with labels [N] or [N, F]; `keys` name their content.
 
         Cases of one group (patient) stay on one side of the division. `engine` encoded them,
         `image_keys` and `pixels` recognise their images again. The scale stays 1 unless the cases
         show that another one is better.
+
+        Without `split`, every case fits the scale, and every case gives sets and thresholds: these
+        are then estimates, not guarantees.
         """
         if sensitivity is not None:
             check_share("sensitivity", sensitivity)
         check_share("confidence", confidence)
         y = np.asarray(labels, dtype=np.int64)
-        first = split_units(keys, groups)
+        first = split_units(keys, groups) if split else np.zeros(len(y), bool)
         pairs = zip(unit_names(keys, groups), first, strict=True)
-        units = len({unit for unit, fits in pairs if fits})
+        units = len({unit for unit, fits in pairs if fits}) if split else None
         shifted = "sensitivity" in task.guarantees  # a yes or no, whose threshold may move
         questions = []
         for z, answers in zip(task.questions(logits), task.question_labels(y), strict=True):
@@ -282,6 +294,11 @@ class Calibration(BaseModel):
         return f"<Calibration on {self.cases} cases: {rescaled} of {len(self.questions)} rescaled>"
 
     __str__ = __repr__
+
+    @property
+    def split(self) -> bool:
+        """Whether sets and thresholds are of cases that the scale has not seen."""
+        return any(question.first_confidences for question in self.questions)
 
     @property
     def seen(self) -> frozenset[str]:

@@ -208,13 +208,14 @@ class Decider:
 
     def _abstention_threshold(self, max_risk: float) -> float:
         confidence = self.policy.confidence
-        question = self._calibrated("max_risk").questions[0]
-        threshold = question.threshold(max_risk, confidence=confidence)
+        calibration = self._calibrated("max_risk")
+        threshold = calibration.questions[0].threshold(max_risk, confidence=confidence)
         rule = f"Abstaining if the probability is below {threshold:.4f}"
+        how = f"with {100 * confidence:g} % confidence" if calibration.split else "by estimate"
         self.notes.append(
-            f"{rule if threshold else 'No answer needs to be withheld'}: with "
-            f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
-            "predictions are wrong on images like those of the calibration."
+            f"{rule if threshold else 'No answer needs to be withheld'}: {how}, at most "
+            f"{100 * max_risk:g} % of the other predictions are wrong on images like those of the "
+            "calibration."
         )
         return threshold
 

@@ -1,9 +1,15 @@
-"""The page: `ogkd app` applies fitted models to images, `studio` teaches them.
+"""The page: `ogkd app` applies fitted models to images, `studio` teaches them."""
 
-`guard`, `uploads`, `web` and `server` also carry the studio.
-"""
+from ogkd.errors import ConfigError
 
-from ogkd.serve.models import Model, load_models
-from ogkd.serve.server import Settings, serve_models
 
-__all__ = ["Model", "Settings", "load_models", "serve_models"]
+def require_server() -> None:
+    """Raise a ConfigError if the extra is not installed, before any model is loaded."""
+    try:
+        import python_multipart  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            'The page needs a web server. Install it with: pip install "ogkd[serve]".'
+        ) from error

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "ogkd_token"
 _MAX_TEXT = 1 << 20  # bytes of a request that is not an upload
@@ -41,7 +34,7 @@ class Guard:
     it. `uploads` are the routes that take files, with the largest allowed size in bytes.
     """
 
-    app: App
+    app: ASGIApp
     uploads: Mapping[str, int]
     hosts: frozenset[str]
     token: str | None = None
@@ -50,8 +43,6 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        from starlette.requests import Request
-
         request = Request(scope)
         answer = self._sign_in(request) or self._refusal(request)
         if answer is not None and "transfer-encoding" not in request.headers:
@@ -68,8 +59,6 @@ class Guard:
 
     def _sign_in(self, request: Request) -> Response | None:
         """The address that was printed carries the token; a cookie keeps it."""
-        from starlette.responses import RedirectResponse
-
         if request.method != "GET" or not self._is_token(request.query_params.get("token")):
             return None
         response = RedirectResponse("/", 303)
@@ -83,8 +72,6 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """Why the request may not pass, or None."""
-        from starlette.responses import JSONResponse
-
         status, reason = self._refused_sender(request) or self._refused_size(request) or (0, "")
         return JSONResponse({"detail": reason}, status) if status else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ogkd.backbones.engines import with_engine
 from ogkd.errors import DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image
-from ogkd.model.card import CAUTION, ModelCard
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import CARD, Classifier
 from ogkd.model.decide import Decider, Decision, Encode, engine_note
 from ogkd.model.drawing import draw
@@ -27,7 +28,6 @@ from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
 from ogkd.serve.uploads import Upload
 
-PREVIEW = 640  # pixels of the longer side
 _EVIDENCE = 1024  # pixels of the longer side of an evidence map, so that its words are legible
 _SIMILAR = 4  # support images shown
 _DECIDING = 320  # of an image that decided the answer for a case
@@ -98,21 +98,17 @@ def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> 
     known: dict[tuple[object, ...], list[EncodedBatch]] = {}
     deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
 
-    def encoder(model: Model) -> Encode:
-        backbone = model.classifier.backbone
+    def encode(model: Model, refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+        backbone, files = model.classifier.backbone, tuple(refs)
+        key = (backbone.digest, *files)
+        if key not in known:
+            batches = encode_files(backbone, files, deep=backbone.digest in deep)
+            # Crops of many images would fill the memory: evidence makes that of one again.
+            many = model.joins_images
+            known[key] = [replace(batch, crops=None) if many else batch for batch in batches]
+        return iter(known[key])
 
-        def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            key = (backbone.digest, *(images := tuple(refs)))
-            if key not in known:
-                batches = encode_files(backbone, images, deep=backbone.digest in deep)
-                # Crops of many images would fill the memory: evidence makes that of one again.
-                many = model.joins_images
-                known[key] = [replace(batch, crops=None) if many else batch for batch in batches]
-            return iter(known[key])
-
-        return encode
-
-    return [entry for m in models for entry in _answers(m, upload, encoder(m), images)]
+    return [entry for m in models for entry in _answers(m, upload, partial(encode, m), images)]
 
 
 def _answers(model: Model, upload: Upload, encode: Encode, images: bool) -> Iterator[Answer]:
@@ -141,10 +137,6 @@ def _answers(model: Model, upload: Upload, encode: Encode, images: bool) -> Iter
         note = model.note
 
 
-def _thumbnail(image: ImageRef, most: int) -> str:
-    return data_uri(Image.fromarray(read_image(image)), most=most)
-
-
 def _rescaled(classifier: Classifier) -> bool:
     """Whether a calibration has changed the probabilities."""
     made = classifier.calibration
@@ -167,7 +159,7 @@ def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, imag
     for entry, part in zip(body["decided_by"], decision.deciding, strict=True):
         entry["path"] = upload.in_user_words(entry["path"])
         if images and model.joins_images:
-            entry["image"] = _thumbnail(part.image, _DECIDING)
+            entry["image"] = data_uri(Image.fromarray(read_image(part.image)), most=_DECIDING)
     if images and (evidence := evidence_json(classifier, decision)) is not None:
         body["evidence"] = evidence
     return body
@@ -225,9 +217,3 @@ def describe(model: Model) -> dict[str, Any]:
         "note": model.note,
         "cases": model.joins_images,
     }
-
-
-def as_json(upload: Upload, given: Sequence[Answer]) -> dict[str, Any]:
-    height, width = upload.pixels.shape[:2]
-    image = {"name": upload.name, "width": width, "height": height, "note": upload.note}
-    return {"image": image, "models": list(given), "caution": CAUTION}

@@ -10,48 +10,37 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from ogkd.errors import ConfigError
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.uploads import MIDDLE, UploadReader
+from ogkd.serve.uploads import MIDDLE
 from ogkd.serve.web import error_handlers, page_routes, use_routes
-
-if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
 
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
-_TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True)
 class Settings:
     host: str = "127.0.0.1"
-    port: int | None = None  # None: 7860, or the next free one
+    port: int | None = None  # None: 7860, or a free one
     max_bytes: int = 50_000_000
 
     @cached_property
     def token(self) -> str | None:
         """What requests must carry; None if only this machine can connect."""
         return None if is_loopback(self.host) else secrets.token_urlsafe(32)
-
-
-def require_server() -> None:
-    """Raise a ConfigError if the extra is not installed, before any model is loaded."""
-    try:
-        import python_multipart  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            'The page needs a web server. Install it with: pip install "ogkd[serve]".'
-        ) from error
 
 
 def is_loopback(host: str) -> bool:
@@ -68,9 +57,6 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
 
     `make` is given a folder for uploads that only this user can read; it is removed at the end.
     """
-    require_server()
-    import uvicorn
-
     # SIGTERM unwinds as Ctrl-C does, so that the uploads are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     private = tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True)
@@ -84,7 +70,8 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
             http="h11",
             limit_concurrency=_CONCURRENCY,
         )
-        address = _address(listener)
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if settings.token is not None:
             address += f"/?token={settings.token}"
 
@@ -107,9 +94,14 @@ def serve_models(
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
     slices = (model.classifier.card.grouping.slice for model in models)
-    reader = UploadReader(next(filter(None, slices), MIDDLE))
-    routes = use_routes(lambda: models, reader, folder, settings.max_bytes)
+    frame = next(filter(None, slices), MIDDLE)
+    routes = use_routes(lambda: models, folder, settings.max_bytes, one_worker(), frame=frame)
     return guarded([*routes, *page_routes()], settings)
+
+
+def one_worker() -> Executor:
+    """One job at a time: one model already keeps every core busy."""
+    return ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
 
 
 def guarded(
@@ -123,8 +115,6 @@ def guarded(
     `uploads` are routes that take files beside /predict, and their limits in bytes; `handlers` turn
     further exceptions into answers.
     """
-    from starlette.applications import Starlette
-
     return Guard(
         Starlette(routes=routes, exception_handlers={**error_handlers(), **(handlers or {})}),
         uploads={"/predict": settings.max_bytes, **(uploads or {})},
@@ -137,21 +127,15 @@ def _listen(settings: Settings) -> socket.socket:
     """A bound socket at the requested port, or at the first free one."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    ports = range(_PORT, _PORT + _TRIED) if settings.port is None else [settings.port]
-    for port in ports:
+    for port in [_PORT, 0] if settings.port is None else [settings.port]:
         try:
             return socket.create_server((host, port), family=family, backlog=1024)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            if taken and port != ports[-1]:
+            if taken and settings.port is None:
                 continue
             raise ConfigError(
                 f"Cannot serve at {settings.host}, port {port}: {error.strerror or error}.",
                 argument="port" if taken else "host",
             ) from error
     raise AssertionError("there is a port to try")
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

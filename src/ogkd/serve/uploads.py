@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +22,6 @@ from ogkd.images.ref import kind_of
 from ogkd.images.slices import SlicesRule
 from ogkd.images.slide import is_slide, overview
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
 FORMATS = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
 _SUFFIXES = (  # of the kinds that are not read by their content alone: offset, bytes, suffix
     (0, b"\x1f\x8b", ".nii.gz"),
@@ -35,7 +30,6 @@ _SUFFIXES = (  # of the kinds that are not read by their content alone: offset, 
     *((0, mark, ".tif") for mark in TIFF_MARKS),  # perhaps a whole slide
 )
 MIDDLE = SliceRule.parse("axis=2,index=middle")
-_MAX_FILES = 2000  # of one upload
 _NAMED = 3  # files that could not be read
 
 
@@ -85,69 +79,38 @@ class Upload:
         return Grouping(slices=grouping.slices or SlicesRule()).expand(list(cases.values()))
 
 
-async def receive_files(request: Request, folder: Path) -> dict[Path, str]:
-    """Write the body, or the files of a form, into a folder; with the user's names for them."""
-    from starlette.datastructures import UploadFile
+def read_upload(
+    files: Mapping[Path, str], *, frame: SliceRule = MIDDLE, whole: bool = False
+) -> Upload:
+    """Decode files, of several frames or slices that of `frame`.
 
-    kind = request.headers.get("content-type", "").lower()
-    if not kind.startswith("multipart/form-data"):
-        file = folder / "0.upload"
-        name = display_name(request.query_params.get("name", ""))
-        return {file: name} if await receive_file(request, file) else {}
-    files: dict[Path, str] = {}
-    async with request.form(max_files=_MAX_FILES) as form:
-        parts = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
-        for number, part in enumerate(parts):
-            file = folder / f"{number}.upload"
-            with file.open("wb") as target:
-                shutil.copyfileobj(part.file, target)
-            files[file] = display_name(part.filename or "")
-    return files
-
-
-async def receive_file(request: Request, file: Path) -> int:
-    """Write the body of a request to a file; how many bytes it had."""
-    with file.open("wb") as target:
-        async for chunk in request.stream():
-            target.write(chunk)
-        return target.tell()
-
-
-@dataclass(frozen=True)
-class UploadReader:
-    """Decodes uploads; `frame` is used for a file with several frames or slices."""
-
-    frame: SliceRule = MIDDLE
-
-    def read(self, files: Mapping[Path, str], *, whole: bool = False) -> Upload:
-        """Decode an upload; with `whole`, its files may be volumes or slides to take whole.
-
-        What cannot be read is named in the note, unless it is all of the files.
-        """
-        names: dict[Path, str] = {}
-        images: list[ImageRef] = []
-        first: NDArray[np.uint8] | None = None
-        unread: list[str] = []
-        notes: list[str] = []
-        for received, name in files.items():
-            prefix = f"{name}: " if len(files) > 1 else ""
-            file = _with_suffix(received)
-            try:
-                image = ImageRef(file).sliced(self.frame)
-                pixels = overview(file) if whole and is_slide(file) else read_image(image)
-            except OgkdError as error:
-                unread.append(prefix + str(error).replace(str(file), "The file"))
-                continue
-            names[file] = name
-            images.append(image)
-            first = pixels if first is None else first
-            if image.part and not whole:
-                notes.append(f"{prefix}Of the file, {image.part} is used.")
-        if first is None:
-            raise DataError(unread[0])
-        if unread:
-            notes.append(f"Not used ({len(unread)}): {'; '.join(unread[:_NAMED])}")
-        return Upload(names, images, first, " ".join(notes))
+    With `whole`, volumes and slides may be taken whole. What cannot be read is named in the note,
+    unless it is all of the files.
+    """
+    names: dict[Path, str] = {}
+    images: list[ImageRef] = []
+    shown: list[NDArray[np.uint8]] = []
+    unread: list[str] = []
+    notes: list[str] = []
+    for received, name in files.items():
+        prefix = f"{name}: " if len(files) > 1 else ""
+        file = _with_suffix(received)
+        try:
+            image = ImageRef(file).sliced(frame)
+            pixels = overview(file) if whole and is_slide(file) else read_image(image)
+        except OgkdError as error:
+            unread.append(prefix + str(error).replace(str(file), "The file"))
+            continue
+        names[file] = name
+        images.append(image)
+        shown = shown or [pixels]
+        if image.part and not whole:
+            notes.append(f"{prefix}Of the file, {image.part} is used.")
+    if not shown:
+        raise DataError(unread[0])
+    if unread:
+        notes.append(f"Not used ({len(unread)}): {'; '.join(unread[:_NAMED])}")
+    return Upload(names, images, shown[0], " ".join(notes))
 
 
 def display_name(name: str) -> str:
@@ -184,12 +147,11 @@ def _case_key(file: Path, by: str | None) -> tuple[str, str]:
     several = kind == "nifti" or is_slide(file)
     if by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
         return "", str(file)
-    if kind != "dicom":
-        return "", ""
-    try:
-        series = Series.of(file)
-    except DataError:  # reading the image will say why
-        return "", ""
-    if by in (None, "series"):
-        return (series.series_name, series.series) if series.series else ("", "")
-    return (series.study_name, series.study) if series.study else ("", "")
+    if kind == "dicom":
+        with contextlib.suppress(DataError):  # reading the image will say why
+            series = Series.of(file)
+            title, key = series.study_name, series.study
+            if by in (None, "series"):
+                title, key = series.series_name, series.series
+            return (title, key) if key else ("", "")
+    return "", ""

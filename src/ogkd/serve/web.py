@@ -4,70 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from PIL import Image
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from ogkd.errors import DataError, OgkdError
-from ogkd.images import data_uri
+from ogkd.images import SliceRule, data_uri
 from ogkd.model.card import CAUTION
-from ogkd.serve.models import PREVIEW, Model, answers, as_json, describe
-from ogkd.serve.uploads import FORMATS, UploadReader, receive_files
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import BaseRoute, Route
+from ogkd.serve.models import Model, answers, describe
+from ogkd.serve.uploads import FORMATS, MIDDLE, display_name, read_upload
 
 STATIC = Path(__file__).parent / "static"
 OPENAPI = Path(__file__).parent / "openapi.json"
+_PREVIEW = 640  # pixels of the longer side
+_MAX_FILES = 2000  # of one upload
 _MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 log = logging.getLogger("ogkd.serve")
-T = TypeVar("T")
-
-
-class Worker:
-    """Work in a thread, one job at a time: one model already keeps every core busy."""
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
-
-    async def run(self, job: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, job)
 
 
 def use_routes(
     models: Callable[[], Sequence[Model]],
-    reader: UploadReader,
     folder: Path,
     max_bytes: int,
+    worker: Executor,
     *,
-    worker: Worker | None = None,
+    frame: SliceRule = MIDDLE,
     **facts: Any,
 ) -> list[Route]:
     """The routes by which models are used; `models` gives those that answer now.
 
-    An upload is in `folder` until it is answered; /model also gives `facts`.
+    An upload is in `folder` until `worker` has answered it; /model also gives `facts`.
     """
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
-    job = worker or Worker()
 
     def answer(files: Mapping[Path, str], images: bool) -> dict[str, Any]:
         current = models()
         if not current:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        upload = reader.read(files, whole=any(model.joins_images for model in current))
-        body = as_json(upload, answers(current, upload, images=images))
+        upload = read_upload(files, frame=frame, whole=any(model.joins_images for model in current))
+        given = answers(current, upload, images=images)
+        height, width = upload.pixels.shape[:2]
+        image = {"name": upload.name, "width": width, "height": height, "note": upload.note}
         if images:
-            body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
-        return body
+            image["preview"] = data_uri(Image.fromarray(upload.pixels), most=_PREVIEW)
+        return {"image": image, "models": given, "caution": CAUTION}
 
     async def predict(request: Request) -> Response:
         images = request.query_params.get("images", "").lower() in ("1", "true", "yes")
@@ -75,7 +66,7 @@ def use_routes(
             files = await receive_files(request, Path(name))
             if not files:
                 return problem("Send the bytes of an image file as the body of the request.")
-            return JSONResponse(await job.run(lambda: answer(files, images)))
+            return JSONResponse(await asyncio.wrap_future(worker.submit(answer, files, images)))
 
     async def model(_: Request) -> Response:
         described = [describe(model) for model in models()]
@@ -92,12 +83,34 @@ def use_routes(
     ]
 
 
+async def receive_files(request: Request, folder: Path) -> dict[Path, str]:
+    """Write the body, or the files of a form, into a folder; with the user's names for them."""
+    kind = request.headers.get("content-type", "").lower()
+    if not kind.startswith("multipart/form-data"):
+        file = folder / "0.upload"
+        name = display_name(request.query_params.get("name", ""))
+        return {file: name} if await receive_file(request, file) else {}
+    files: dict[Path, str] = {}
+    async with request.form(max_files=_MAX_FILES) as form:
+        for number, (_, part) in enumerate(form.multi_items()):
+            if isinstance(part, UploadFile):
+                file = folder / f"{number}.upload"
+                with file.open("wb") as target:
+                    shutil.copyfileobj(part.file, target)
+                files[file] = display_name(part.filename or "")
+    return files
+
+
+async def receive_file(request: Request, file: Path) -> int:
+    """Write the body of a request to a file; how many bytes it had."""
+    with file.open("wb") as target:
+        async for chunk in request.stream():
+            target.write(chunk)
+        return target.tell()
+
+
 def page_routes() -> list[BaseRoute]:
     """The page's own files, and the description of the API that programs may rely on."""
-    from starlette.responses import FileResponse
-    from starlette.routing import Mount, Route
-    from starlette.staticfiles import StaticFiles
-
     return [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
         Route("/openapi.json", lambda _: FileResponse(OPENAPI)),
@@ -106,8 +119,6 @@ def page_routes() -> list[BaseRoute]:
 
 
 def problem(message: str, status: int = 400) -> Response:
-    from starlette.responses import JSONResponse
-
     if len(message) > _MAX_MESSAGE:
         message = f"{message[:_MAX_MESSAGE]} ..."
     return JSONResponse({"detail": message}, status)
@@ -115,8 +126,6 @@ def problem(message: str, status: int = 400) -> Response:
 
 def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
     """Errors as answers: one sentence, never a traceback."""
-    from starlette.exceptions import HTTPException
-    from starlette.requests import ClientDisconnect
 
     def internal(_: Request, error: Exception) -> Response:
         log.error("A request failed.", exc_info=error)

@@ -1,6 +1,13 @@
-// What is taken for what.
+// What is taken for what, and which class is recognised least often.
 
-import { h, t } from "./dom.js";
+import { h, percent, t } from "./dom.js";
+import { classNames } from "./studio.js";
+
+export function weakest(judged) {
+  if (!judged.weakest) return null;
+  const [label, recall, count] = judged.weakest;
+  return h("p", { id: "weakest" }, t("learn.weakest", { name: classNames()[label], recall: percent(recall), count }));
+}
 
 export function confusionTable(counts, names) {
   const rows = counts.map((row) => row.reduce((sum, point) => sum + point, 0));

@@ -4,8 +4,7 @@ import { announce, fill, get, h, post, t, percent } from "./dom.js";
 import { classTable, evidenceFigure, ranked } from "./use.js";
 import { classNames, me, shared } from "./studio.js";
 
-// `like(row)`, if given, shows the gallery sorted by likeness to an image.
-export function openDetail(row, rows, refresh, like = null) {
+export function openDetail(row, rows, refresh) {
   const body = h("div.detail", {});
   const close = h("button.quiet", { type: "button", onclick: () => dialog.close() }, t("detail.close"));
   const before = h("button.quiet", { type: "button", onclick: () => step(-1) }, t("detail.before"));
@@ -84,11 +83,6 @@ export function openDetail(row, rows, refresh, like = null) {
         }, t("detail.why")),
         evidence
       );
-    if (known.neighbours?.length)
-      words.push(
-        h("h3", {}, t("detail.near")),
-        h("ol.similar", {}, known.neighbours.map((near) => h("li", {}, h("img", { src: `/thumb/${near.row}`, alt: t("detail.near.alt", { name: near.label }) }), h("span", {}, near.label), h("span.number", {}, near.similarity.toFixed(2)))))
-      );
     const label = known.label ?? (known.state ? t(`state.${known.state}`) : t("detail.open"));
     fill(
       body,
@@ -96,11 +90,7 @@ export function openDetail(row, rows, refresh, like = null) {
         "div.detail-image",
         {},
         view,
-        h("p.name.help", { title: known.name }, known.name.split("/").pop()),
-        like && !known.error && h("button.quiet", { type: "button", onclick: async () => {
-          await like(row);
-          dialog.close();
-        } }, t("detail.similar"))
+        h("p.name.help", { title: known.name }, known.name.split("/").pop())
       ),
       h(
         "div.detail-words",

@@ -4,7 +4,7 @@ import { announce, bar, fill, get, h, percent, post, t } from "./dom.js";
 import { classTable, ranked } from "./use.js";
 import { openDetail } from "./detail.js";
 import { classNames, me, shared } from "./studio.js";
-import { confusionTable } from "./charts.js";
+import { confusionTable, weakest } from "./charts.js";
 
 const KEYS = "123456789";
 const ENOUGH = 9; // labels of each class from which on sets keep their promise for each
@@ -23,7 +23,7 @@ export function labelStep(refresh) {
   const status = h("div.message", { role: "status" });
   const hint = h("div.hint", {});
   const saved = h("p.saved", { role: "status" });
-  const showHint = h("input", { type: "checkbox", id: "show-hint", checked: localStorage.getItem("hint") !== "no" });
+  const showHint = h("input", { type: "checkbox", id: "show-hint", checked: localStorage.getItem("hint") === "yes" });
   showHint.addEventListener("change", () => {
     localStorage.setItem("hint", showHint.checked ? "yes" : "no");
     drawHint();
@@ -115,6 +115,8 @@ export function labelStep(refresh) {
       shared.images.label[here] = label === null ? -1 : classNames().indexOf(label);
       fill(status);
       saved.textContent = t("label.saved", { name: label ?? t(`state.${state}`) });
+      const guess = shared.images.predicted?.[here] ?? -1;
+      if (guess >= 0) saved.textContent += ` ${t("label.guessed", { name: classNames()[guess], share: percent(shared.images.probability[here]) })}`;
       announce(saved.textContent);
       next();
       if (queue.length < 4) await more();
@@ -194,7 +196,8 @@ export function labelStep(refresh) {
       const [low, high] = judged.interval;
       parts.push(
         h("p.big", {}, h("strong", { id: "accuracy" }, percent(judged.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
-        h("p.help", {}, t(judged.fair ? "learn.fair" : "learn.hard", { count: judged.counted }), judged.labels < fit.labels && ` ${t("learn.updating")}`)
+        h("p.help", {}, `${judged.basis}. `, t(judged.fair ? "learn.fair" : "learn.hard"), judged.labels < fit.labels && ` ${t("learn.updating")}`),
+        weakest(judged)
       );
     }
     if (judged?.suspects.length)

@@ -1,29 +1,13 @@
 // In which order images are shown, and which of them.
 
-import { get, h, t } from "./dom.js";
+import { h, t } from "./dom.js";
 
-export const SORTS = ["folder", "class", "doubt", "predicted", "similar", "time"];
+export const SORTS = ["folder", "class", "doubt", "predicted", "time"];
 export const FILTERS = ["all", "open", "unsure", "unfamiliar", "labelled", "problems"];
 
 export function sortSelect(changed, names = SORTS, prefix = "sort") {
   const select = h("select", { "aria-label": t(`${prefix}.label`), onchange: changed }, names.map((name) => h("option", { value: name }, t(`${prefix}.${name}`))));
   return { element: h("label.select", {}, h("span", {}, t(`${prefix}.label`)), select), value: () => select.value, select };
-}
-
-// The image that others are compared with, once one was chosen, and all images by their likeness.
-export const likeness = { row: null, rank: new Map() };
-
-export async function findSimilar(row) {
-  const reply = await get(`/api/similar/${row}`);
-  likeness.row = row;
-  likeness.rank = new Map(reply.rows.map((other, rank) => [other, rank]));
-}
-
-// "Similar" can be chosen once there is something to be similar to.
-export function offerSimilar(select, data) {
-  const option = select.querySelector("option[value=similar]");
-  option.disabled = likeness.row === null;
-  if (likeness.row !== null) option.textContent = t("sort.similar.to", { name: data.names[likeness.row].split("/").pop() });
 }
 
 export function chosen(data, sort, filter) {
@@ -34,7 +18,6 @@ export function chosen(data, sort, filter) {
     class: (row) => (data.label[row] >= 0 ? data.label[row] : 1000 + (data.predicted?.[row] ?? 1000)),
     doubt: (row) => -(data.known[row] ? data.doubt?.[row] ?? 0 : -1),
     predicted: (row) => 1000 * (data.predicted?.[row] ?? 0) - (data.probability?.[row] ?? 0),
-    similar: (row) => likeness.rank.get(row) ?? data.names.length,
     time: (row) => -data.mark[row],
   }[sort];
   return rows.map((row) => [key(row), row]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, row]) => row);

@@ -4,21 +4,15 @@ import { fill, h, percent, t } from "./dom.js";
 import { Gallery } from "./gallery.js";
 import { openDetail } from "./detail.js";
 import { usePanel } from "./use.js";
+import { weakest } from "./charts.js";
 import { classNames, shared } from "./studio.js";
-import { FILTERS, SORTS, chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
+import { FILTERS, SORTS, chosen, sortSelect } from "./order.js";
 
 const EXPORTS = ["handover", "predictions", "labels", "report", "onnx"];
 
 export function resultStep(refresh) {
-  const gallery = new Gallery({ label: t("result.gallery"), open: (row, rows) => openDetail(row, rows, refresh, like) });
+  const gallery = new Gallery({ label: t("result.gallery"), open: (row, rows) => openDetail(row, rows, refresh) });
   const sort = sortSelect(() => draw(), SORTS);
-  async function like(row) {
-    await findSimilar(row);
-    sort.select.value = "similar";
-    filter.select.value = "all";
-    draw();
-    gallery.element.scrollTop = 0;
-  }
   sort.select.value = "doubt";
   const filter = sortSelect(() => draw(), FILTERS, "filter");
   filter.select.value = "open";
@@ -65,7 +59,6 @@ export function resultStep(refresh) {
   );
 
   function draw() {
-    offerSimilar(sort.select, shared.images);
     const rows = chosen(shared.images, sort.value(), filter.value());
     count.textContent = t("result.count", { count: rows.length });
     gallery.show(rows, shared.images, classNames());
@@ -87,7 +80,7 @@ export function resultStep(refresh) {
       if (!fit.learned) parts.push(h("p.notice", {}, t("result.texts")));
       else if (!fit.complete) parts.push(h("p.notice", {}, t("result.missing", { names: state.classes.filter((item) => !item.labels).map((item) => item.name).join(", ") })));
       const judged = fit.judged;
-      if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })));
+      if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { basis: judged.basis, accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })), weakest(judged));
       if (fit.has_sets) {
         const sure = open.filter((row) => images.plausible[row] === 1 && !images.unfamiliar?.[row]).length;
         const promise = t(fit.exact ? "result.sets.exact" : "result.sets.estimate", { coverage: percent(fit.coverage) });

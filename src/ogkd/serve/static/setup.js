@@ -4,7 +4,7 @@ import { dropZone, fill, get, h, post, send, t } from "./dom.js";
 import { Gallery } from "./gallery.js";
 import { openDetail } from "./detail.js";
 import { classNames, shared } from "./studio.js";
-import { chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
+import { chosen, sortSelect } from "./order.js";
 
 // Where file names say which patient an image is of: the first group of a pattern.
 const PATIENTS = { none: "", folder: "([^/]+)/[^/]*$", underscore: "([^/_]+)_[^/]*$", dash: "([^/-]+)-[^/]*$" };
@@ -18,14 +18,8 @@ export function setupStep(refresh) {
     if (!bad) fading = setTimeout(() => fill(status), 8000);
   };
   const counts = h("p.counts", {});
-  const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh, like) });
+  const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh) });
   const sort = sortSelect(() => update());
-  async function like(row) {
-    await findSimilar(row);
-    sort.select.value = "similar";
-    update();
-    gallery.element.scrollTop = 0;
-  }
   const path = h("input", { type: "text", id: "folder", placeholder: t("setup.folder.example"), autocomplete: "off", spellcheck: false });
   const folder = h(
     "form.row",
@@ -184,7 +178,6 @@ export function setupStep(refresh) {
     if (state.backbone) parts.push(t("setup.backbone", { name: state.backbone }));
     counts.textContent = parts.join(" ");
     if (!editor.children.length) drawClasses();
-    offerSimilar(sort.select, shared.images);
     drawPatient(state);
     onward.hidden = state.classes.length < 2 || !state.images;
     gallery.show(chosen(shared.images, sort.value(), "all"), shared.images, classNames());

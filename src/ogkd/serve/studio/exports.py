@@ -23,10 +23,11 @@ from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
 from ogkd.report import report
 from ogkd.serve.studio.fit import METHOD, SEED, support_of
-from ogkd.serve.studio.project import MODEL, Project
+from ogkd.serve.studio.project import MODEL
 from ogkd.serve.studio.session import Session
 
 HAND_OVER = """This archive was made by ogkd studio. It contains no images.
+{accuracy}
 
 model/            the fitted model: ogkd.load("model"), ogkd predict, ogkd app
 labels.csv        the labels, by the paths of the images
@@ -58,7 +59,7 @@ def export(session: Session, kind: str, folder: Path) -> tuple[bytes, str, str]:
     if kind == "handover":
         trained(session).save(project.folder / MODEL)
         project.write_table()
-        return hand_over(project, predictions_csv(session)), f"{name}.zip", "application/zip"
+        return hand_over(session), f"{name}.zip", "application/zip"
     raise ConfigError("Export labels, predictions, report, onnx or handover.")
 
 
@@ -121,7 +122,6 @@ def write_held_out_report(session: Session, path: Path) -> None:
     rows, labels = judged.rows[judged.counted], judged.labels[judged.counted]
     refs = [session.gallery.refs[row] for row in rows]
     cases = [Case.single(ref, label) for ref, label in zip(refs, labels.tolist(), strict=True)]
-    drawn = "drawn at random" if judged.fair else "mostly chosen because they are hard"
     predictions = LabelledPredictions(
         task=classifier.task,
         cases=cases,
@@ -131,21 +131,32 @@ def write_held_out_report(session: Session, path: Path) -> None:
         images=refs,
         decisions=[Decision(case) for case in cases],
         held_out=True,
-        warnings=(
-            "These numbers are of labelled images that were held out in turn (leave-one-out), not "
-            f"of a separate test set. The images were {drawn}.",
-        ),
+        warnings=(f"{judged.basis}. There is no separate test set.",),
     )
     dataset = session.project.dataset()
     report(classifier, dataset, path, predictions=predictions, images=False, audit=False)
 
 
-def hand_over(project: Project, predictions: str) -> bytes:
+def accuracy_line(session: Session) -> str:
+    """The accuracy with its interval and the weakest class; "" if nothing was checked."""
+    judged = None if session.fitted is None else session.fitted.judged
+    if judged is None or judged.accuracy is None or judged.interval is None:
+        return ""
+    low, high = judged.interval
+    line = f"{judged.basis}: {judged.accuracy:.0%} (between {low:.0%} and {high:.0%})."
+    if judged.weakest is None:
+        return line
+    label, recall, images = judged.weakest
+    name = session.project.class_names[label]
+    return f"{line} Weakest class: {name}, {recall:.0%} of its {images} images."
+
+
+def hand_over(session: Session) -> bytes:
     """Model, labels and predictions as one archive; no image is in it."""
-    memory = io.BytesIO()
+    project, memory = session.project, io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("README.txt", HAND_OVER)
-        archive.writestr("predictions.csv", predictions)
+        archive.writestr("README.txt", HAND_OVER.format(accuracy=accuracy_line(session)))
+        archive.writestr("predictions.csv", predictions_csv(session))
         for name in ("labels.csv", "labels.jsonl", "project.json"):
             if (project.folder / name).is_file():
                 archive.write(project.folder / name, name)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.tasks import OneOf
-from ogkd.evaluation.metrics import exact_interval
+from ogkd.evaluation.metrics import class_columns, confusion_matrix, exact_interval
 from ogkd.features.views import FixedViews
 from ogkd.fitting.cases import CaseSupport, learn
 from ogkd.fitting.pool import PER_CLASS
@@ -28,7 +28,6 @@ from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.familiarity import SupportFeatures, is_in_distribution
-from ogkd.model.scaling import unit_names
 from ogkd.serve.studio.queue import UNLABELLED, checked
 
 METHOD = "fused"
@@ -38,6 +37,7 @@ POOL = 500  # most unlabelled images that are learned from: more take longer tha
 _FOLDS = 10  # of a check: with more labels several are held out together
 _NEIGHBOURS = 5
 _FEWEST = 8  # images of a random sample that an accuracy is stated for
+_OF_A_CLASS = 5  # checked images of a class that its recall is stated for
 _SURE = 0.6  # probability of another class from which on a label is questioned
 
 Rows = NDArray[np.float32]
@@ -89,25 +89,37 @@ class Judged:
         return np.flatnonzero(self.random) if self.fair else np.arange(len(self.rows))
 
     @property
+    def basis(self) -> str:
+        """What the accuracy is: the one sentence of page, report and archive."""
+        if self.fair:
+            return f"Accuracy, checked on {len(self.counted)} random images"
+        return "Accuracy on your labels, each predicted by a model that had not seen it"
+
+    @property
     def accuracy(self) -> float | None:
-        return float(self._right.mean()) if len(self._right) else None
+        counts = self.confusion(self.counted)
+        return float(counts.trace() / counts.sum()) if counts.any() else None
 
     @property
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the accuracy."""
-        return exact_interval(int(self._right.sum()), len(self._right))
+        counts = self.confusion(self.counted)
+        return exact_interval(int(counts.trace()), int(counts.sum()))
 
     @property
-    def _right(self) -> Masks:
-        right: Masks = self.logits.argmax(axis=1) == self.labels
-        return right[self.counted]
+    def weakest(self) -> tuple[int, float, int] | None:
+        """The class of the smallest recall, its recall and its images, if there are enough."""
+        counts = self.confusion(self.counted)
+        images, recall = counts.sum(axis=1), class_columns(counts)["recall"]
+        if not len(able := np.flatnonzero(images >= _OF_A_CLASS)):
+            return None
+        label = able[recall[able].argmin()]
+        return int(label), float(recall[label]), int(images[label])
 
-    @property
-    def confusion(self) -> NDArray[np.int64]:
-        """How often a label [C] was answered by a class [C]."""
-        counts = np.zeros((self.logits.shape[1],) * 2, np.int64)
-        np.add.at(counts, (self.labels, self.logits.argmax(axis=1)), 1)
-        return counts
+    def confusion(self, part: Any = slice(None)) -> NDArray[np.int64]:
+        """How often a label [C] was answered by a class [C], among all M images or a part."""
+        answers = self.logits[part].argmax(axis=1)
+        return confusion_matrix(self.labels[part], answers, self.logits.shape[1])
 
 
 @dataclass(frozen=True)
@@ -291,11 +303,10 @@ def judge(fitted: Fitted, images: Snapshot, text: TextSide) -> Judged:
     calibration = None
     task = task_of(text)
     if len(labels) >= 2 * len(task.names) and not fitted.missing:
-        keys, units = [images.keys[row] for row in chosen], [groups[row] for row in held]
-        if len(set(unit_names(keys, units))) > 1:  # of one patient there are no two sides
-            calibration = Calibration.fit(
-                task, logits, labels, keys, groups=units, engine=text.backbone.engine
-            )
+        keys = [images.keys[row] for row in chosen]
+        # A third of so few labels would not do: all fit the scale.
+        engine = text.backbone.engine
+        calibration = Calibration.fit(task, logits, labels, keys, engine=engine, split=False)
     return Judged(
         chosen,
         labels,

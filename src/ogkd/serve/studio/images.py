@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -61,41 +59,23 @@ def find_project_images(project: Project) -> list[ImageRef]:
     return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
 
 
-def patients(project: Project, addresses: Sequence[str]) -> list[str | None]:
-    """The patient of each image, as imported, or by the project's pattern of file names."""
-    pattern = re.compile(project.facts.patient) if project.facts.patient else None
-    names: list[str | None] = []
-    for address in addresses:
-        mark = project.marks.get(address)
-        match = pattern.search(address) if pattern else None
-        name = mark.patient if mark is not None else None
-        if name is None and match:
-            name = match.group(1) if match.groups() else match.group(0)
-        names.append(name)
-    return names
-
-
 def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | None]:
     """The number of the image that each path means: that with the longest common end.
 
     Other tools name files from other folders. None if no image has that file name, or if two fit
     equally well.
     """
-    by_name: dict[str, list[int]] = {}
+
+    def ends(path: str) -> list[str]:
+        parts = path.split("/")
+        return ["/".join(parts[start:]) for start in range(len(parts))]
+
+    rows: dict[str, list[int]] = {}
     for number, address in enumerate(addresses):
-        by_name.setdefault(address.rpartition("/")[2], []).append(number)
-
-    def common(first: str, second: str) -> int:
-        parts = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
-        return len(list(takewhile(lambda pair: pair[0] == pair[1], parts)))
-
-    matches: list[int | None] = []
-    for path in paths:
-        candidates = by_name.get(path.rpartition("/")[2], [])
-        lengths = sorted(((common(path, addresses[n]), n) for n in candidates), reverse=True)
-        tie = len(lengths) > 1 and lengths[0][0] == lengths[1][0]
-        matches.append(lengths[0][1] if lengths and not tie else None)
-    return matches
+        for end in ends(address):
+            rows.setdefault(end, []).append(number)
+    candidates = [next((rows[end] for end in ends(path) if end in rows), []) for path in paths]
+    return [numbers[0] if len(numbers) == 1 else None for numbers in candidates]
 
 
 class Gallery:

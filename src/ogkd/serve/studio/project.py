@@ -105,7 +105,6 @@ class Mark:
     label: str | None = None  # the class, for the state "label"
     by: str = ""  # which browser
     time: float = 0.0
-    patient: str | None = None
 
 
 @dataclass(frozen=True)
@@ -187,12 +186,10 @@ class Project:
         if used.keys() <= set(names):
             return
         for old, new in renames:
-            if old in names and new not in names:
-                names[names.index(old)] = new
-        pairs = zip(self.facts.classes, names, strict=True)
-        classes = [info.model_copy(update={"name": name}) for info, name in pairs]
-        classes += [ClassInfo(name=label) for label in used if label not in names]
-        self.set_facts(classes=classes)
+            names = [new if name == old and new not in names else name for name in names]
+        known = zip(self.facts.classes, names, strict=True)
+        classes = [info.model_copy(update={"name": name}) for info, name in known]
+        self.set_facts(classes=[*classes, *(ClassInfo(name=n) for n in used if n not in names)])
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -203,6 +200,13 @@ class Project:
         """The class of each labelled image, in the order of labelling."""
         pairs = ((m.image, m.label) for m in self.marks.values() if m.state == "label")
         return {image: label for image, label in pairs if label is not None}
+
+    def patients(self, addresses: Sequence[str]) -> list[str | None]:
+        """The patient of each image, by the project's pattern of paths; None if it has none."""
+        if not self.facts.patient:
+            return [None] * len(addresses)
+        matches = [re.search(self.facts.patient, address) for address in addresses]
+        return [match and match[1 if match.re.groups else 0] for match in matches]
 
     def address(self, image: ImageRef) -> str:
         return relative_to(self.folder)(image)
@@ -234,9 +238,8 @@ class Project:
                 if (old.state, old.label) == (state, label):
                     return old
                 raise Conflict(old)
-            whose = None if old is None else old.patient
             self._clicks[by].append((image, old))
-            return self._append(image, state, label if state == "label" else None, by, whose)
+            return self._append(image, state, label if state == "label" else None, by)
 
     def undo(self, by: str) -> Mark | None:
         """Take back the last click of this window; None if there is none left to take back.
@@ -253,13 +256,13 @@ class Project:
             state, label = ("clear", None) if before is None else (before.state, before.label)
             if label is not None and label not in self.class_names:
                 state, label = "clear", None
-            return self._append(image, state, label, f"undo {by}", now.patient)
+            return self._append(image, state, label, f"undo {by}")
 
-    def label_many(self, labels: Iterable[tuple[str, str, str | None]]) -> int:
-        """Label images that have no label yet: (address, class, patient); how many were new."""
+    def label_many(self, labels: Iterable[tuple[str, str]]) -> int:
+        """Label images that have no label yet: (address, class); how many were new."""
         with self._lock:
             rows = list(labels)
-            names = dict.fromkeys((*self.class_names, *sorted({label for _, label, _ in rows})))
+            names = dict.fromkeys((*self.class_names, *sorted({label for _, label in rows})))
             known = {info.name: info for info in self.facts.classes}
             if len(names) > len(known):
                 self.set_facts(classes=[known.get(n) or ClassInfo(name=n) for n in names])
@@ -267,8 +270,8 @@ class Project:
             first = self._next_number
             self._write(
                 [
-                    Mark(number, image, "label", label, "import", time.time(), patient)
-                    for number, (image, label, patient) in enumerate(new, first)
+                    Mark(number, image, "label", label, "import", time.time())
+                    for number, (image, label) in enumerate(new, first)
                 ]
             )
             return len(new)
@@ -323,10 +326,12 @@ class Project:
 
     def dataset(self) -> Dataset:
         """The labelled images as a dataset."""
-        names = self.class_names
+        names, labels = self.class_names, self.labels
         cases = [
-            Case.single(self.ref(image), names.index(label), group=self.marks[image].patient)
-            for image, label in self.labels.items()
+            Case.single(self.ref(image), names.index(label), group=patient)
+            for (image, label), patient in zip(
+                labels.items(), self.patients(list(labels)), strict=True
+            )
         ]
         return Dataset(tuple(cases), self.task)
 
@@ -350,10 +355,8 @@ class Project:
     def _next_number(self) -> int:
         return self.history[-1].number + 1 if self.history else 1
 
-    def _append(
-        self, image: str, state: State, label: str | None, by: str, patient: str | None
-    ) -> Mark:
-        mark = Mark(self._next_number, image, state, label, by, time.time(), patient)
+    def _append(self, image: str, state: State, label: str | None, by: str) -> Mark:
+        mark = Mark(self._next_number, image, state, label, by, time.time())
         self._write([mark])
         return mark
 

@@ -10,10 +10,14 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, StrictInt, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from ogkd.data.fetch import unpack
 from ogkd.data.tables import read_table
@@ -24,19 +28,14 @@ from ogkd.images.decode import EXTENSIONS
 from ogkd.records import first_problem
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
-from ogkd.serve.server import Settings, guarded
+from ogkd.serve.server import Settings, guarded, one_worker
 from ogkd.serve.studio.exports import export
 from ogkd.serve.studio.images import THUMB, VIEW, match_paths
 from ogkd.serve.studio.project import UPLOADS, ClassInfo, Conflict, State
 from ogkd.serve.studio.session import Session, texts_for
-from ogkd.serve.studio.state import detail, images_json, row_of, similar, state_json
-from ogkd.serve.uploads import UploadReader, display_name, receive_file
-from ogkd.serve.web import Worker, page_routes, problem, use_routes
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
+from ogkd.serve.studio.state import detail, images_json, row_of, state_json
+from ogkd.serve.uploads import display_name
+from ogkd.serve.web import page_routes, problem, receive_file, use_routes
 
 _MAX_ZIP = 2_000_000_000
 
@@ -60,8 +59,7 @@ class Classes(BaseModel):
 
 
 class Changes(BaseModel):
-    patient: str | None = None
-    slice: str | None = None
+    patient: str | None
 
 
 class Folder(BaseModel):
@@ -70,7 +68,7 @@ class Folder(BaseModel):
 
 def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
     """The page of the studio behind its guard."""
-    worker, size = Worker(), settings.max_bytes
+    worker, size = one_worker(), settings.max_bytes
 
     def current() -> list[Model]:
         fitted = session.fitted
@@ -78,27 +76,22 @@ def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
             return []
         return [Model(session.project.folder.name, fitted.decider)]
 
-    use = use_routes(current, UploadReader(), folder, size, worker=worker, studio=True)
+    use = use_routes(current, folder, size, worker, studio=True)
     routes = [*use, *studio_routes(session, folder, settings, worker), *page_routes()]
     limits = {"/api/upload": _MAX_ZIP, "/api/import": size}
     return guarded(routes, settings, limits, {Conflict: _conflict})
 
 
 def _conflict(_: Request, error: Conflict) -> Response:
-    from starlette.responses import JSONResponse
-
     mark = {"label": error.mark.label, "state": error.mark.state, "number": error.mark.number}
     return JSONResponse({"detail": str(error), **mark}, 409)
 
 
 def studio_routes(
-    session: Session, folder: Path, settings: Settings, worker: Worker
+    session: Session, folder: Path, settings: Settings, worker: Executor
 ) -> list[Route]:
-    from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
-
     project = session.project
-    exporting = Worker()  # beside the other: nobody who labels waits for a file
+    exporting = one_worker()  # beside the other: nobody who labels waits for a file
 
     def following(request: Request) -> Any:
         rows = session.queue(by=request.query_params.get("by", "")[:100])
@@ -122,7 +115,7 @@ def studio_routes(
         return state_json(session)
 
     def settings_changed(body: Changes) -> Any:
-        project.set_facts(**{k: v or None for k, v in body if k in body.model_fields_set})
+        project.set_facts(patient=body.patient or None)
         session.changed()
         return state_json(session)
 
@@ -138,7 +131,7 @@ def studio_routes(
     async def upload(request: Request) -> Response:
         """One image or a zip of images, which the user wants in the project."""
         with tempfile.TemporaryDirectory(dir=folder) as received:
-            file = Path(received) / _file_name(request, "")
+            file = Path(received) / display_name(request.query_params.get("name", ""))[-120:]
             if not await receive_file(request, file):
                 return problem("The file is empty.")
             await asyncio.to_thread(_keep, file, project.folder / UPLOADS)
@@ -147,16 +140,18 @@ def studio_routes(
         return JSONResponse(state_json(session))
 
     async def imported(request: Request) -> Response:
-        """Labels of another tool: a table of path, label and perhaps patient."""
+        """Labels of another tool: a table of path and label."""
         with tempfile.TemporaryDirectory(dir=folder) as received:
-            file = Path(received) / _file_name(request, "labels.csv")
+            file = Path(received) / "labels.csv"
             await receive_file(request, file)
             return JSONResponse(await asyncio.to_thread(_import_labels, session, file))
 
     async def download(request: Request) -> Response:
         await asyncio.to_thread(session.settle)
         kind = request.path_params["kind"]
-        content, name, media = await exporting.run(lambda: export(session, kind, folder))
+        content, name, media = await asyncio.wrap_future(
+            exporting.submit(export, session, kind, folder)
+        )
         shown = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=media, headers=shown)
 
@@ -167,16 +162,15 @@ def studio_routes(
     async def look(request: Request) -> Response:
         row = row_of(session, request.path_params["row"])
         evidence = request.query_params.get("evidence") == "1"
-        return JSONResponse(await worker.run(lambda: detail(session, row, evidence)))
+        return JSONResponse(
+            await asyncio.wrap_future(worker.submit(detail, session, row, evidence))
+        )
 
     answers: dict[str, Callable[[Request], Any]] = {
         "/api/state": lambda _: state_json(session),
         "/api/images": lambda _: images_json(session),
         "/api/next": following,
         "/api/texts": lambda request: {"texts": texts_for(request.query_params.get("name", ""))},
-        "/api/similar/{row}": lambda request: {
-            "rows": similar(session, row_of(session, request.path_params["row"]))
-        },
     }
     changes: dict[str, tuple[type[BaseModel], Callable[[Any], Any]]] = {
         "/api/label": (Click, label),
@@ -201,8 +195,6 @@ def _answered(make: Callable[[Request], Any]) -> Callable[[Request], Response]:
     """A function that gives JSON as a handler, which Starlette runs in a thread."""
 
     def handler(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         return JSONResponse(make(request))
 
     return handler
@@ -212,8 +204,6 @@ def _changed(kind: type[BaseModel], change: Callable[[Any], Any]) -> Callable[[R
     """A function of a record as a handler of the JSON objects that it is read from."""
 
     async def handler(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         try:
             body = kind.model_validate_json(await request.body())
         except ValidationError as error:
@@ -234,7 +224,7 @@ def _import_labels(session: Session, file: Path) -> dict[str, Any]:
     paths = [case.image.as_posix() for case in table.cases]
     matches = match_paths(paths, addresses)
     rows = [
-        (addresses[number], table.task.text(case.target), case.group)
+        (addresses[number], table.task.text(case.target))
         for number, case in zip(matches, table.cases, strict=True)
         if number is not None
     ]
@@ -243,11 +233,6 @@ def _import_labels(session: Session, file: Path) -> dict[str, Any]:
     session.changed()
     counts = {"labelled": new, "known": len(rows) - new, "lost_count": len(lost)}
     return {**counts, "lost": lost[:20]}
-
-
-def _file_name(request: Request, default: str) -> str:
-    """What an upload is called in the project."""
-    return display_name(request.query_params.get("name", default))[-120:]
 
 
 def _keep(file: Path, target: Path) -> None:

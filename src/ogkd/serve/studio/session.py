@@ -22,7 +22,7 @@ from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
 from ogkd.serve.studio.fit import Fitted, Snapshot, fit_labels, judge
-from ogkd.serve.studio.images import Gallery, find_project_images, patients
+from ogkd.serve.studio.images import Gallery, find_project_images
 from ogkd.serve.studio.project import Project
 from ogkd.serve.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, next_images, with_checks
 
@@ -129,7 +129,7 @@ class Session:
         p = None
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
             p = fitted.probabilities
-        groups = patients(self.project, gallery.addresses)
+        groups = self.project.patients(gallery.addresses)
         # The queue's constants are for global features, the first numbers of a row.
         width = None if self.backbone is None else self.backbone.embed_dim
         queue = next_images(
@@ -154,20 +154,25 @@ class Session:
         return self._text[1]
 
     def _encode(self, gallery: Gallery, stop: threading.Event) -> None:
+        self.stage, self.problem = "loading", ""
+        self.version += 1
         try:
-            self.stage, self.problem = "loading", ""
-            self.version += 1
             if self.backbone is None:
                 self.backbone = self._load()
             self.stage = "encoding"
             gallery.encode(FeatureStore(self.backbone), stop, self.changed)
             self.stage = "ready"
-        except OgkdError as error:
-            self.stage, self.problem = "error", str(error)
-        except Exception:
-            log.exception("Images could not be encoded.")
-            self.stage, self.problem = "error", "Encoding failed. See the terminal for details."
+        except Exception as error:
+            self._report("Images could not be encoded", error)
+            self.stage = "error"
         self.changed()
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Show an error on the page; one that is not ours also in the terminal."""
+        if not isinstance(error, OgkdError):
+            log.exception(what)
+        self.problem = f"{what}: {error}"
+        self.version += 1
 
     def _load(self) -> Backbone:
         name = self.project.facts.backbone
@@ -182,10 +187,7 @@ class Session:
         try:
             self._fit_and_judge(turn)
         except Exception as error:
-            if not isinstance(error, OgkdError):
-                log.exception("The labels could not be learned from.")
-            self.problem = f"The labels could not be learned from: {error}"
-            self.version += 1
+            self._report("The labels could not be learned from", error)
 
     def _fit_and_judge(self, turn: int) -> None:
         gallery, text, before = self.gallery, self.text(), self.fitted
@@ -197,7 +199,7 @@ class Session:
             return  # other images meanwhile, whose turn comes
         known = gallery.known.copy()
         keys = [ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)]
-        groups = patients(self.project, gallery.addresses)
+        groups = self.project.patients(gallery.addresses)
         images = Snapshot(gallery.features, known, labels, gallery.order, keys, groups)
         fitted = fit_labels(images, text)
         old = None

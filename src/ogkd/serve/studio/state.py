@@ -13,18 +13,15 @@ import torch
 from ogkd.data.case import Case
 from ogkd.errors import DataError
 from ogkd.features.store import given_batches
-from ogkd.model.familiarity import SupportFeatures, nearest
 from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
 from ogkd.serve.models import evidence_json
 from ogkd.serve.studio.fit import Fitted
-from ogkd.serve.studio.images import patients
 from ogkd.serve.studio.queue import uncertainty
 from ogkd.serve.studio.session import Session
 
 _NAMED = 5  # files that cannot be read
 _SUSPECTS = 50  # labels to look at again
-_NEAR = 6  # similar labelled images of one
 
 
 def state_json(session: Session) -> dict[str, Any]:
@@ -34,7 +31,7 @@ def state_json(session: Session) -> dict[str, Any]:
     marks = [m for image, m in list(project.marks.items()) if image in rows]
     counts = Counter(mark.label for mark in marks if mark.state == "label")
     states = Counter(mark.state for mark in marks)
-    names = patients(project, gallery.addresses)
+    names = project.patients(gallery.addresses)
     known = {name for name in names if name is not None}
     return {
         "version": session.version,
@@ -77,11 +74,12 @@ def _fit_json(fitted: Fitted) -> dict[str, Any]:
         body["judged"] = {
             "labels": judged.of,
             "images": len(judged.rows),
-            "counted": len(judged.counted),
             "fair": judged.fair,
+            "basis": judged.basis,
             "accuracy": judged.accuracy,
             "interval": judged.interval,
-            "confusion": judged.confusion.tolist(),
+            "weakest": judged.weakest,
+            "confusion": judged.confusion().tolist(),
             "suspects": [asdict(suspect) for suspect in judged.suspects[:_SUSPECTS]],
         }
     return body
@@ -154,28 +152,6 @@ def detail(session: Session, row: int, evidence: bool) -> dict[str, Any]:
     )
     body["decision"] = decision_json(task, decision, joined=False)
     body["learned"] = fitted.learned
-    if (support := decider.classifier.support) is not None:
-        [near], [cosines] = nearest(support, feature, _NEAR + 1)
-        body["neighbours"] = [
-            {
-                "row": int(fitted.labelled[index]),
-                "label": task.names[fitted.labels[index]],
-                "similarity": round(float(cosine), 3),
-            }
-            for index, cosine in zip(near, cosines, strict=True)
-            if fitted.labelled[index] != row
-        ][:_NEAR]
     if drawn and (shown := evidence_json(decider.classifier, decision)) is not None:
         body["evidence"] = shown
     return body
-
-
-def similar(session: Session, row: int) -> list[int]:
-    """All images that have been read, the most similar to one first."""
-    gallery = session.gallery
-    if gallery.features is None or not gallery.known[row]:
-        return [row]
-    rows = np.flatnonzero(gallery.known)
-    everything = SupportFeatures(gallery.features[rows], np.zeros(len(rows), np.int64))
-    order, _ = nearest(everything, gallery.features[[row]], len(rows))
-    return [int(match) for match in rows[order[0]]]
