@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import psutil
@@ -20,11 +19,10 @@ from filelock import Timeout
 from dying import die_after
 from ogkd.bench import worker
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.runner import RunGroup, Runner, _threads_that_pay, prepare
+from ogkd.bench.runner import RunGroup, Runner, prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import lock_group, make_job, run_processes, watched, work
-from ogkd.errors import ConfigError, DataError, StorageError
-from ogkd.methods import make_method
+from ogkd.bench.worker import lock_group, make_job, run_processes, work
+from ogkd.errors import ConfigError
 from tiny_data import edit_sealed
 
 
@@ -37,14 +35,6 @@ def content(folder):
         )
         for run in folder.runs()
     }
-
-
-def test_finished_runs_are_not_run_again(bench, monkeypatch):
-    folder, plan, job = bench(datasets=["first"])
-    work(job)
-    assert len(folder.runs()) == len(plan.cells)
-    monkeypatch.setattr(Runner, "run", None)  # would fail if anything ran
-    work(job)
 
 
 def test_long_groups_come_first_and_datasets_take_turns(bench):
@@ -77,18 +67,6 @@ def test_failed_run_is_recorded_and_the_rest_continues(bench, datasets, monkeypa
     assert len(folder.runs()) == len(plan.cells)
 
 
-def test_full_disk_ends_the_work(bench, monkeypatch):
-    folder, _, job = bench(datasets=["first"])
-
-    def full(*_):
-        raise StorageError("The disk is full.")
-
-    monkeypatch.setattr(RunsFolder, "write", full)
-    with pytest.raises(StorageError):
-        work(job)
-    assert not folder.failures()
-
-
 def test_group_is_given_up_after_it_killed_three_processes(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
     count = folder.root / ".claims" / f"{job.groups()[0].name}.tries"
@@ -100,22 +78,6 @@ def test_group_is_given_up_after_it_killed_three_processes(bench):
     prepare(folder, plan, {})  # the next command counts anew
     work(job)
     assert len(folder.runs()) == 2
-
-
-def test_keyboard_interrupt_does_not_count_as_a_death(bench, monkeypatch):
-    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
-    whole = Runner.run
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    for _ in range(4):
-        monkeypatch.setattr(Runner, "run", stop)
-        with pytest.raises(KeyboardInterrupt):
-            work(job)
-    monkeypatch.setattr(Runner, "run", whole)
-    work(job)
-    assert len(folder.runs()) == len(plan.cells)
 
 
 def test_only_the_run_with_the_error_fails(bench, monkeypatch):
@@ -150,18 +112,6 @@ def test_damaged_results_are_moved_and_run_again(bench):
     work(job)
     assert content(folder) == before
     assert len(list((folder.root / "damaged").iterdir())) == 2
-
-
-def test_damaged_plan_is_replaced_by_running_its_grid_again(bench):
-    folder, plan, _ = bench(datasets=["first"], only=["gda"])
-    prepare(folder, plan, {})
-    file = folder.root / "plans" / f"{plan.name}.json"
-    for content in ("[]", "{", "name,title\n1,2\n"):
-        file.write_text(content)
-        with pytest.raises(DataError):
-            folder.plans()
-        assert prepare(folder, plan, {}) == []
-        assert folder.plans() == {plan.name: plan}
 
 
 def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
@@ -239,31 +189,6 @@ def test_workers_that_cannot_start_are_one_error(bench, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         run_processes(job, workers=2)
     assert caught.value.argument == "workers"
-
-
-def test_an_error_of_a_worker_ends_all_of_them(bench):
-    folder, _, job = bench(datasets=["first"], only=["gda"], shots=[1])
-    work(job)
-    _, _, job = bench(datasets=["first"], only=["gda"], shots=[1, 3])
-    for run in folder.runs():
-        edit_sealed(run.folder / "result.json", lambda result: result.update(backbone_digest="0"))
-    with pytest.raises(ConfigError) as caught:
-        run_processes(job, workers=1)
-    assert caught.value.argument == "out"
-
-
-def test_progress_counts_finished_and_failed_runs(bench, monkeypatch):
-    folder, plan, job = bench(datasets=["first"], only=["gda"])
-    bar = SimpleNamespace(done=0, note="")
-    bar.advance = lambda steps: setattr(bar, "done", bar.done + steps)
-    bar.describe = lambda note: setattr(bar, "note", note)
-    monkeypatch.setattr(worker, "progress_bar", lambda *_: nullcontext(bar))
-    with watched(folder, plan) as notify:
-        work(job.model_copy(update={"specs": job.specs[:2]}), notify)
-        assert (bar.done, bar.note) == (2, "")
-        folder.write_failure(job.specs[2], "bad luck")
-        notify()
-        assert (bar.done, bar.note) == (3, "1 failed")
 
 
 def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_file, tmp_path):
@@ -363,13 +288,3 @@ def test_each_worker_gets_one_gpu_and_its_share_of_the_cores(bench, monkeypatch)
     names = [environment.get("CUDA_VISIBLE_DEVICES") for environment, _ in started]
     assert names == ["0", "1", "0", None, None, None]
     assert {threads for _, threads in started} == {None}  # the user's choice
-
-
-def test_small_heads_are_fitted_with_one_thread(monkeypatch):
-    threads = SimpleNamespace(now=4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads.now)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(threads, "now", count))
-    for method, images, expected in (("gda", 64, 1), ("gda", 100_000, 4), ("ogkd", 64, 4)):
-        with _threads_that_pay(make_method(method), images, 512):
-            assert threads.now == expected
-        assert threads.now == 4
