@@ -131,7 +131,7 @@ def measured(root: Path) -> list[Task]:
     for group in claim_order(group_runs([run.spec for run in runs.values()])):
         phases: dict[str, float] = {}
         for spec in group:
-            for phase, seconds in runs[spec.hash].result["seconds"].items():
+            for phase, seconds in runs[spec.hash].result.seconds.items():
                 if phase != "load":
                     phases[phase] = phases.get(phase, 0.0) + seconds
         tasks.append(Task(group[0].hash, group[0].dataset, len(group), phases))

@@ -14,8 +14,10 @@ from fake_runs import specs, write
 from PIL import Image
 
 from ogkd.bench.figures import choose_pair, make_figures
+from ogkd.bench.figures.curves import panel_of
 from ogkd.bench.figures.per_dataset import mean_curve, paired
 from ogkd.bench.runs import Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.tidy import Summary
 from ogkd.errors import ConfigError, DataError
 
 
@@ -41,6 +43,18 @@ def drawn(out: Path, names: list[str], made: tuple[RunsFolder, Plan], **more: ob
 
 
 # What is averaged
+
+
+def test_a_dataset_that_lacks_a_point_is_left_out_of_all(tmp_path: Path) -> None:
+    folder, plan = write(tmp_path, specs(shots=(1, 4), seeds=[1]), images=20)
+    runs = folder.finished(plan)
+    summary = Summary(plan, [(label, run) for label, run in runs if run is not runs[-1][1]])
+    panel = panel_of(summary, "", "test", summary.conditions, "shots")
+    missing = runs[-1][1].spec.dataset
+    assert panel.left_out == (missing,)
+    kept = [100 * run.metric("accuracy") for _, run in runs if run.spec.dataset != missing]
+    assert sorted(panel.points["mean"]) == pytest.approx(sorted(kept))
+    assert panel.points["std"].isna().all()
 
 
 def test_the_mean_of_risk_curves_is_taken_at_equal_coverage() -> None:
@@ -70,7 +84,7 @@ def test_runs_pair_at_the_most_shots_that_both_have_and_seeds_are_pooled(tmp_pat
     assert pair.y.shape == (60,)
     assert pair.seeds == 2
     last = RunSpec(dataset="retina", method="biomedcoop", shots=16, seed=2)
-    assert pair.b[30:] == pytest.approx(folder.read(last).predictions().probabilities)
+    assert pair.both[1][30:] == pytest.approx(folder.read(last).predictions().probabilities)
 
 
 def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_every_kind_of_run_works_on_the_device(grid_file):
     with pretending():
         found = results(grid, there)
     for key, run in found.items():
-        assert run.result["device"] == THERE.type
-        assert expected[key].result["device"] == "cpu"
+        assert run.result.device == THERE.type
+        assert expected[key].result.device == "cpu"
         p, q = (one.predictions["test"].probabilities for one in (run, expected[key]))
         assert abs(p - q).max() < 5e-3, run.spec
 
@@ -66,9 +66,9 @@ def test_every_grid_of_the_paper_works_on_the_device(datasets):
         runner = Runner(lambda: there, sources)
         found = [run for group in group_runs(list(specs.values())) for run in runner.run(group)]
     assert {run.spec.hash for run in found} == set(specs)
-    assert {run.result["device"] for run in found} == {THERE.type}
+    assert {run.result.device for run in found} == {THERE.type}
     for run in found:
-        assert set(run.result["metrics"]) == set(run.spec.parts)
+        assert set(run.result.metrics) == set(run.spec.parts)
 
 
 def test_a_grid_in_half_precision_is_close_and_kept_apart(grid_file, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_grid_in_half_precision_is_close_and_kept_apart(grid_file, tmp_path, m
     expected = results(grid, backbone)
     for key, run in results(grid, with_engine(backbone, "bf16")).items():
         plain = expected[key]
-        assert (run.result["engine"], plain.result["engine"]) == ("bf16", "torch")
-        assert run.result["backbone_digest"] != plain.result["backbone_digest"]
+        assert (run.result.engine, plain.result.engine) == ("bf16", "torch")
+        assert run.result.backbone_digest != plain.result.backbone_digest
         p, q = (one.predictions["test"].probabilities for one in (run, plain))
         assert 0 < abs(p - q).max() < 0.2, run.spec

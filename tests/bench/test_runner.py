@@ -36,10 +36,10 @@ def run_all(specs, runner):
 def test_seeds_and_free_settings_share_a_pass(plan_of):
     specs, _ = plan_of(only=["OGKD"], sweep={"gamma": [0.0, 0.3]}, shots=[3], flips=[0, 1])
     groups = group_runs(specs)
-    assert [len(group.specs) for group in groups] == [8]  # seeds x gamma x flips
+    assert [len(group) for group in groups] == [8]  # seeds x gamma x flips
     specs, _ = plan_of(only=["OGKD"], sweep={"top_ratio": [0.2, 0.5]}, shots=[3])
-    assert [len(group.specs) for group in group_runs(specs)] == [2, 2]
-    assert [len(group.specs) for group in group_runs([*specs, *specs])] == [2, 2]
+    assert [len(group) for group in group_runs(specs)] == [2, 2]
+    assert [len(group) for group in group_runs([*specs, *specs])] == [2, 2]
 
 
 def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
@@ -62,7 +62,7 @@ def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
         expected = model.predict_proba(images_of(cases))
         np.testing.assert_allclose(predictions.probabilities, expected, atol=2e-5)
         assert predictions.labels.tolist() == dataset.targets(cases)
-        metrics = outcome[spec.hash].result["metrics"]["test"]
+        metrics = outcome[spec.hash].result.metrics["test"]
         assert (
             metrics["accuracy"]
             == summary_metrics(predictions.labels, predictions.probabilities)["accuracy"]
@@ -74,9 +74,9 @@ def test_base_to_novel_learns_the_base_classes_and_judges_both(plan_of):
     specs, runner = plan_of(protocol="base-to-novel", only=["OGKD", "zero-shot"], shots=[3])
     for done in run_all(specs, runner).values():
         assert list(done.predictions) == ["base", "novel"]
-        assert done.result["class_names"]["base"] == ["benign tumor", "malignant tumor"]
-        assert done.result["class_names"]["novel"] == ["normal lung", "striped cyst"]
-        assert done.result["normal"] == {"base": [], "novel": [0]}
+        assert done.result.class_names["base"] == ["benign tumor", "malignant tumor"]
+        assert done.result.class_names["novel"] == ["normal lung", "striped cyst"]
+        assert done.result.normal == {"base": [], "novel": [0]}
         for outcome in done.predictions.values():
             assert outcome.probabilities.shape == (6, 2)
             assert sorted(set(outcome.labels.tolist())) == [0, 1]
@@ -105,7 +105,7 @@ def test_of_two_workers_one_encodes_a_dataset(plan_of, datasets):
 def test_images_of_each_class_are_counted_where_there_are_fewer_than_k(plan_of):
     specs, runner = plan_of(only=["gda", "zero-shot"], shots=[3, 9], seeds=[1])
     counted = {
-        (done.spec.method, done.spec.shots): done.result["images_per_class"]
+        (done.spec.method, done.spec.shots): done.result.images_per_class
         for done in run_all(specs, runner).values()
     }
     assert counted[("gda", 3)] == [3] * 4
@@ -138,7 +138,7 @@ def test_false_alarms_are_normal_images_called_a_disease(plan_of):
     ((_, done),) = run_all(specs, runner).items()
     outcome = done.predictions["test"]
     said = outcome.probabilities.argmax(axis=1)
-    normal = done.result["normal"]["test"][0]
-    metrics = done.result["metrics"]["test"]
+    normal = done.result.normal["test"][0]
+    metrics = done.result.metrics["test"]
     assert metrics["false_alarms"] == np.mean(said[outcome.labels == normal] != normal)
     assert metrics["sensitivity"] == np.mean(said[outcome.labels != normal] != normal)

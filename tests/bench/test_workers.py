@@ -19,7 +19,7 @@ from filelock import Timeout
 from dying import die_after
 from ogkd.bench import worker
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.runner import RunGroup, Runner, prepare
+from ogkd.bench.runner import Runner, prepare
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import lock_group, make_job, run_processes, work
 from ogkd.errors import ConfigError
@@ -30,7 +30,7 @@ def content(folder):
     """Metrics and predictions of every run, as bytes where they must be equal."""
     return {
         run.spec.hash: (
-            run.result["metrics"],
+            run.result.metrics,
             (run.folder / "predictions.safetensors").read_bytes(),
         )
         for run in folder.runs()
@@ -39,7 +39,7 @@ def content(folder):
 
 def test_long_groups_come_first_and_datasets_take_turns(bench):
     _, _, job = bench()
-    first = [group.specs[0] for group in job.groups()]
+    first = [group[0] for group in job.groups()]
     assert [spec.dataset for spec in first[:4]] == ["first", "second"] * 2
     assert [spec.shots for spec in first[:4]] == [3, 3, 3, 3]
     assert {spec.method for spec in first[:8]} == {"coop", "ogkd"}
@@ -51,14 +51,14 @@ def test_failed_run_is_recorded_and_the_rest_continues(bench, datasets, monkeypa
     whole = Runner.run
 
     def sometimes(self, group):
-        if group.specs[0].method == "gda":
+        if group[0].method == "gda":
             raise ValueError("a mistake in the code")
         return whole(self, group)
 
     monkeypatch.setattr(Runner, "run", sometimes)
     work(job)
     assert len(folder.failures()) == 8
-    assert all("a mistake in the code" in reason for _, reason in folder.failures())
+    assert all("a mistake in the code" in str(why) for why in folder.failures().values())
     assert len(folder.runs()) == len(plan.cells) - 8
     monkeypatch.setattr(Runner, "run", whole)
     prepare(folder, plan, {})  # the next command tries them again
@@ -73,7 +73,7 @@ def test_group_is_given_up_after_it_killed_three_processes(bench):
     count.parent.mkdir()
     count.write_text("3")  # what three processes that were killed leave behind
     work(job)
-    assert all("died 3 times" in reason for _, reason in folder.failures())
+    assert all("died 3 times" in str(why) for why in folder.failures().values())
     assert len(folder.failures()) == 2
     prepare(folder, plan, {})  # the next command counts anew
     work(job)
@@ -85,16 +85,15 @@ def test_only_the_run_with_the_error_fails(bench, monkeypatch):
     whole = Runner.run
 
     def fail_with_seed_2(self, group):
-        if any(spec.seed == 2 for spec in group.specs):
+        if any(spec.seed == 2 for spec in group):
             raise ConfigError("Seed 2 is unlucky.")
         return whole(self, group)
 
     monkeypatch.setattr(Runner, "run", fail_with_seed_2)
     work(job)
     assert sorted(run.spec.seed for run in folder.runs()) == [1, 3]
-    assert [(spec.seed, reason) for spec, reason in folder.failures()] == [
-        (2, "Seed 2 is unlucky.")
-    ]
+    (failure,) = folder.failures().values()
+    assert (failure.spec.seed, failure.error) == (2, "Seed 2 is unlucky.")
     assert len(plan.cells) == 3
 
 
@@ -212,11 +211,11 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
 def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
     folder, plan, _ = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1, 2, 3])
     one, two, three = (cell.spec for cell in plan.cells)
-    ours, theirs = RunGroup((one, two)), RunGroup((three, two))
+    ours, theirs = (one, two), (three, two)
     with lock_group(folder, ours):
         with pytest.raises(Timeout):
             lock_group(folder, theirs)
-        with lock_group(folder, RunGroup((three,))):  # was given back
+        with lock_group(folder, (three,)):  # was given back
             pass
     with lock_group(folder, theirs), pytest.raises(Timeout):
         lock_group(folder, ours)
@@ -230,7 +229,7 @@ def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
     path = folder.folder_of(spec) / "result.json"
     edit_sealed(path, lambda result: result["config"].update(prior="other"))
     (note,) = prepare(folder, plan, {})
-    assert "another default or preset of gda: prior" in note
+    assert "other defaults: prior" in note
     assert not folder.has(spec)
 
 

@@ -65,7 +65,7 @@ def test_the_pages_commands_lead_from_nothing_to_both_tables(tmp_path, monkeypat
         for protocol in ("few-shot", "base-to-novel")
         for name in ("btmri", "retina")
     }
-    assert {run.result["config"]["views"] for run in ours} == {"online"}
+    assert {run.result.config["views"] for run in ours} == {"online"}
     for protocol in ("few-shot", "base-to-novel"):
         table = said[f"bench table runs --plan {protocol}"]
         assert "Prompts: released (sha256 " in table
