@@ -17,7 +17,7 @@ from ogkd.bench.tables import make_table
 from ogkd.bench.worker import make_job, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
-from tiny_runs import make_plan
+from tiny_runs import make_plan, write_run
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
@@ -68,13 +68,7 @@ def test_the_best_trial_is_found_by_accuracy_then_nll(tmp_path):
     for number, (accuracy, nll) in values.items():
         settings = {"weight": float(number), "views": 0, "train.epochs": 1}
         spec = RunSpec(dataset="d", method="kgcoop", shots=1, judge="val", settings=settings)
-        result = {
-            "metrics": {"test": {"accuracy": accuracy, "nll": nll}},
-            "class_names": {"test": ["a", "b"]},
-            "normal": {"test": []},
-            "seconds": {},
-        }
-        folder.write(spec, result, {})
+        write_run(folder, spec, accuracy, nll=nll)
         cells.append((f"kgcoop {number}", spec))
     assert best_settings(folder, make_plan(cells, "few-shot")) == {"kgcoop": {"d": {"weight": 2.0}}}
     more = RunSpec(dataset="d", method="kgcoop", shots=1, judge="val", settings={"weight": 9.0})
