@@ -60,18 +60,6 @@ def test_workers_that_no_node_can_take_are_refused(cluster, device, argument):
     assert caught.value.argument == argument
 
 
-def test_without_ray_or_a_cluster_there_is_one_clear_error(monkeypatch):
-    def init(**_):
-        raise ConnectionError("nobody listens\nmore words")
-
-    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
-    for module, address in ((None, "local"), (ray, "127.0.0.1:1"), (ray, "auto")):
-        monkeypatch.setitem(sys.modules, "ray", module)
-        with pytest.raises(ConfigError) as caught, Cluster(address).joined():
-            pass
-        assert caught.value.argument == "ray"
-
-
 class StandIn:
     """As much of Ray as is used, without processes: a task is done when it is started."""
 

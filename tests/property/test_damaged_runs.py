@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,31 +52,19 @@ values = st.one_of(
 
 @st.composite
 def changes(draw: st.DrawFn) -> Callable[[Any], Any]:
-    """A change of one place of a JSON value: another value there, none, or one more."""
+    """A change of one place of a JSON value: another value there, or none."""
     path = draw(st.lists(st.integers(0, 30), min_size=0, max_size=4))
-    kind = draw(st.sampled_from(["replace", "delete", "add"]))
-    value = draw(values)
-    name = draw(st.sampled_from(["test", "accuracy", "sha256", "schema_version", "extra", ""]))
+    delete, value = draw(st.booleans()), draw(values)
 
-    def change(content: Any) -> Any:
-        new = copy.deepcopy(value)  # a later change may go into it
+    def change(content: Any, path: Sequence[int] = path) -> Any:
         if not path or not isinstance(content, dict | list) or not content:
-            return new
-        place, key = content, None
-        for number in path:
-            inside = place if key is None else place[key]
-            if not isinstance(inside, dict | list) or not inside:
-                break
-            place = inside
-            key = (
-                list(place)[number % len(place)] if isinstance(place, dict) else number % len(place)
-            )
-        if kind == "delete":
-            del place[key]
-        elif kind == "add" and isinstance(place, dict):
-            place[name] = new
+            return copy.deepcopy(value)  # a later change may go into it
+        keys = list(content) if isinstance(content, dict) else range(len(content))
+        key = keys[path[0] % len(keys)]
+        if delete and len(path) == 1:
+            del content[key]
         else:
-            place[key] = new
+            content[key] = change(content[key], path[1:])
         return content
 
     return change

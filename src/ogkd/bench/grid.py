@@ -102,8 +102,8 @@ class Grid(_Record):
     @property
     def swept(self) -> list[str]:
         """What varies beside shots: a setting, "flips" or "budget"."""
-        varied = {"flips": self.flips, "budget": self.budgets}
-        return [*self.sweep, *(name for name, values in varied.items() if len(values) > 1)]
+        varied = {"flips": len(self.flips), "budget": len(self.budgets)}
+        return [*self.sweep, *(name for name, count in varied.items() if count > 1)]
 
     @property
     def all_rows(self) -> list[GridRow]:

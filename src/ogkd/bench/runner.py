@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -192,7 +193,7 @@ class Runner:
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
-        common = {
+        common: dict[str, Any] = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
             "seconds": {phase: seconds / len(group) for phase, seconds in clock.items()},

@@ -107,7 +107,8 @@ def _place(
 
 def _words(summary: Summary, condition: Condition) -> tuple[list[str], list[str]]:
     """What distinguishes a condition: what the sweep does not vary, and what it does."""
-    fixed, swept = [], []
+    fixed: list[str] = []
+    swept: list[str] = []
     if summary.plan.table != "noise" or len({other.shots for other in summary.conditions}) > 1:
         fixed.append("all images" if condition.shots is None else f"K={condition.shots}")
     if any(other.flips for other in summary.conditions):
@@ -129,8 +130,8 @@ def _notes(summary: Summary, table: pd.DataFrame, runs: LabelledRuns) -> Iterato
         yield "In brackets: runs are missing (of an average: datasets); not compared with others."
     smallest: dict[str, int] = {}  # class with fewer than K images
     for _, run in runs:
-        shots, fewest = run.spec.shots, min(run.result.images_per_class or [math.inf])
-        if shots is not None and fewest < shots:
+        shots, counts = run.spec.shots, run.result.images_per_class
+        if shots is not None and counts and (fewest := min(counts)) < shots:
             smallest[f"{run.spec.dataset} {fewest} (K={shots})"] = shots
     if smallest:
         yield f"Classes with fewer than K images, all of which were used: {', '.join(smallest)}."

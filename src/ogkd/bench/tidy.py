@@ -228,7 +228,9 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
         title = "phantoms' own" if run.spec.of_phantoms else "templates"
         if (bank := run.spec.bank) is not None:
             title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
-        banks.setdefault(title, set()).update({run.result.bank_sha256} - {None})
+        digests = banks.setdefault(title, set())
+        if run.result.bank_sha256:
+            digests.add(run.result.bank_sha256)
     words = []
     for title, digests in banks.items():
         digest = " ".join(sorted(digests))

@@ -19,7 +19,7 @@ from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.bench.grid import Grid
-    from ogkd.bench.runs import Plan, RunsFolder
+    from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
@@ -136,7 +136,7 @@ def run(
         if len(grids) > 1:
             raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
         grids = [tuning_grid(*grids, trials=tune)]
-    specs = {}
+    specs: dict[str, RunSpec] = {}
     for each, (plan, sources) in ((each, expand(each)) for each in grids):
         missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
         specs |= plan.specs

@@ -264,7 +264,8 @@ def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
     words = f"{better} right, {worse} wrong"
 
     def samples(images: PairedPredictions) -> list[_Sample]:
-        chosen = wins(*images.both[:: -1 if losses else 1], images.y)
+        a, b = images.both
+        chosen = wins(b, a, images.y) if losses else wins(a, b, images.y)
         y, both = images.y[chosen], [p[chosen] for p in images.both]
         k = min(_NEIGHBOURS, len(images.W) - 1)
         which = f"p of the {k} nearest classes in W"
