@@ -48,7 +48,7 @@ def test_long_groups_come_first_and_datasets_take_turns(bench):
 
 def test_group_is_given_up_after_it_killed_three_processes(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
-    count = folder.root / ".claims" / f"{job.groups()[0].name}.tries"
+    count = folder.attempts_of(job.groups()[0][0])
     count.parent.mkdir()
     count.write_text("3")  # what three processes that were killed leave behind
     work(job)
