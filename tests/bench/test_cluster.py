@@ -29,6 +29,7 @@ NODES = [
     {"Alive": True, "Resources": {"CPU": 4.0}},
     {"Alive": False, "Resources": {"GPU": 4.0}},
 ]
+RAY = SimpleNamespace(nodes=lambda: NODES, cluster_resources=lambda: {"CPU": 12.0, "GPU": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,10 @@ NODES = [
     ],
 )
 def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit):
-    ray = SimpleNamespace(nodes=lambda: NODES)
     cluster = Cluster(count=count, cpus=cpus)
-    resources = cluster.resources(ray, device)
+    resources = cluster.resources(RAY, device)
     assert resources == {"num_cpus": cpus, "num_gpus": gpus}
-    assert cluster.workers(ray, resources) == fit
+    assert cluster.workers(RAY, resources) == fit
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit
 )
 def test_workers_that_no_node_can_take_are_refused(cluster, device, argument):
     with pytest.raises(ConfigError) as caught:
-        cluster.resources(SimpleNamespace(nodes=lambda: NODES), device)
+        cluster.resources(RAY, device)
     assert caught.value.argument == argument
 
 
@@ -80,6 +80,9 @@ class StandIn:
 
     def nodes(self):
         return NODES[1:2]
+
+    def cluster_resources(self):
+        return NODES[1]["Resources"]
 
     def wait(self, references, timeout):
         return references[:1], references[1:]
