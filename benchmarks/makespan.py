@@ -90,16 +90,16 @@ def steps_and_images(train: TrainConfig, images: int) -> tuple[int, int]:
 
 def modelled(group: RunGroup) -> Task:
     """A group at BiomedCLIP's size."""
-    first = group.specs[0]
+    first = group[0]
     method = method_of(first)
     every = len(benchmarks()[first.dataset].class_names)
     classes = {"base": math.ceil(every / 2), "novel": every // 2}
     if first.protocol == "base-to-novel":
         del classes["novel"]  # images of base classes are those of the few-shot draw
     learned = sum(classes.values())
-    shots, runs = first.shots or 16, len(group.specs)
-    seeds = sorted({spec.seed for spec in group.specs})
-    task = Task(group.name, first.dataset, runs, {}, line(START_UP, every))
+    shots, runs = first.shots or 16, len(group)
+    seeds = sorted({spec.seed for spec in group})
+    task = Task(group[0].hash, first.dataset, runs, {}, line(START_UP, every))
     task.patches = method.uses_patches
     task.phases = {"crops": 0.0, "train": CHEAP.get(first.method, 0.06) * runs}
     if first.method.startswith("zero-shot"):
@@ -130,11 +130,11 @@ def measured(root: Path) -> list[Task]:
     tasks = []
     for group in claim_order(group_runs([run.spec for run in runs.values()])):
         phases: dict[str, float] = {}
-        for spec in group.specs:
-            for phase, seconds in runs[spec.hash].result["seconds"].items():
+        for spec in group:
+            for phase, seconds in runs[spec.hash].result.seconds.items():
                 if phase != "load":
                     phases[phase] = phases.get(phase, 0.0) + seconds
-        tasks.append(Task(group.name, group.specs[0].dataset, len(group.specs), phases))
+        tasks.append(Task(group[0].hash, group[0].dataset, len(group), phases))
     return tasks
 
 

@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.bench.runs import Cell, Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.runs import Cell, Plan, Predictions, Result, RunsFolder, RunSpec
+
+FACTS = {
+    "seconds": {"encode": 1.5, "train": 2.0},
+    "together": 3,
+    "versions": {"ogkd": "0.1.0"},
+    "backbone_digest": "ab" * 32,
+    "data_sha256": "cd" * 32,
+}
 
 
 def make_plan(cells: Sequence[tuple[str, RunSpec]], table: str, **fields: Any) -> Plan:
@@ -22,7 +30,8 @@ def write_run(
     spec: RunSpec,
     accuracy: float | Mapping[str, float],
     correct: Mapping[str, np.ndarray] | None = None,
-    images_per_class: Sequence[int] | None = None,
+    images_per_class: list[int] | None = None,
+    class_names: dict[str, list[str]] | None = None,
     **metrics: float | None,
 ) -> None:
     """A run with this accuracy of each part; `correct` [N] says which images were right."""
@@ -34,15 +43,11 @@ def write_run(
         guess = np.where(right, labels, 1 - labels)
         probabilities = np.eye(2, dtype=np.float32)[guess] * 0.8 + 0.1
         predictions[part] = Predictions(labels, probabilities, np.eye(2, dtype=np.float32))
-    result = {
-        "metrics": {part: {"accuracy": value, **metrics} for part, value in parts.items()},
-        "class_names": {part: ["sick", "healthy"] for part in parts},
-        "normal": {part: [1] for part in parts},
-        "seconds": {"encode": 1.5, "train": 2.0},
-        "together": 3,
-        "versions": {"ogkd": "0.1.0"},
-        "backbone_digest": "ab" * 32,
-        "data_sha256": "cd" * 32,
-        "images_per_class": images_per_class,
-    }
+    result = Result(
+        metrics={part: {"accuracy": value, **metrics} for part, value in parts.items()},
+        class_names=class_names or {part: ["sick", "healthy"] for part in parts},
+        normal={part: [1] for part in parts},
+        images_per_class=images_per_class,
+        **FACTS,
+    )
     folder.write(spec, result, predictions)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.bench.runs import Cell, Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.runs import Cell, Plan, Predictions, Result, RunsFolder, RunSpec
 
 DATASETS = {
     "retina": ("diabetic retinopathy", "glaucoma", "cataract", "normal retina"),
@@ -88,7 +88,7 @@ def write(
             },
             "seconds": {"train": 1.0},
         }
-        folder.write(cell.spec, result, predicted)
+        folder.write(cell.spec, Result.model_validate(result), predicted)
     plan = {"name": "fake", "title": "Fake", "table": "few-shot"} | plan
     return folder, Plan(cells=cells, **plan)
 

@@ -17,7 +17,7 @@ from ogkd.bench.figures.per_dataset import (
     neighbours,
     wins,
 )
-from ogkd.bench.tidy import harmonic_mean, right
+from ogkd.bench.tidy import right
 
 P_A = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6], [0.3, 0.4, 0.3]])
 P_B = np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1]])
@@ -67,17 +67,6 @@ def test_a_probability_of_zero_gives_a_finite_margin() -> None:
     assert margins(p, np.array([0, 1])) == pytest.approx([87.336, -87.336], abs=1e-3)
 
 
-@given(predictions())
-def test_on_wins_the_first_margin_is_positive_and_the_second_is_not(
-    drawn: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> None:
-    # By the choice of images alone: the paper's left panel cannot come out otherwise.
-    a, b, y = drawn
-    won = wins(a, b, y)
-    assert (margins(a, y)[won] >= 0).all()
-    assert (margins(b, y)[won] <= 0).all()
-
-
 def test_neighbours_leave_the_class_itself_out_even_where_it_is_not_its_nearest() -> None:
     odd = np.array([[0.1, 0.2, 0.7], [0.5, 0.1, 0.4], [0.3, 0.3, 0.4]])
     assert neighbours(odd, 1).tolist() == [[2], [0], [0]]
@@ -107,18 +96,6 @@ def test_disease_mass_by_hand_with_and_without_the_true_class() -> None:
     assert disease_mass(P_A, [2], without=Y) == pytest.approx([0.2, 0.5, 0.4, 0.7])
     assert disease_mass(P_A, [0, 1, 2]) == pytest.approx([0.0] * 4)
     assert P_A[0, 0] == 0.7  # the input is left as it was
-
-
-def test_the_harmonic_mean_of_the_papers_average_row() -> None:
-    assert harmonic_mean(79.03, 75.60) == pytest.approx(77.28, abs=0.005)
-    assert harmonic_mean(50.0, 0.0) == harmonic_mean(0.0, 0.0) == 0.0
-
-
-def test_density_without_bounds_is_scipys() -> None:
-    values = np.random.default_rng(3).normal(size=40)
-    grid = np.linspace(-4, 4, 33)
-    heights = density(values, grid)
-    assert heights == pytest.approx(gaussian_kde(values)(grid), rel=1e-9)
 
 
 def test_density_of_probabilities_keeps_its_whole_mass_between_zero_and_one() -> None:

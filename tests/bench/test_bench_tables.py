@@ -83,23 +83,6 @@ def test_best_is_bold_second_underlined_and_ties_share(done: tuple[RunsFolder, P
     assert average["kgcoop"]["K=4"] == "47.5 ± 0.0"
 
 
-def test_equal_as_printed_is_equal(folder: RunsFolder) -> None:
-    scores = {("busi", name, 1): [value] for name, value in (("coop", 0.5001), ("ogkd", 0.5002))}
-    plan = _few_shot(folder, scores)
-    cells = _markdown(make_table(folder, plan))["busi"]
-    assert cells["coop"]["K=1"] == cells["ogkd"]["K=1"] == "**50.0**"  # one seed has no spread
-    latex = make_table(folder, plan, format="latex")  # two decimals tell them apart
-    assert "ogkd & \\textbf{50.02" in latex
-    assert "coop & 50.01" in latex
-
-
-def test_lower_is_better_for_aurc(done: tuple[RunsFolder, Plan]) -> None:
-    text = make_table(*done, metric="aurc")
-    average = _markdown(text)["Average over 2 datasets"]
-    assert average["ogkd"]["K=4"].startswith("**39.5")
-    assert "lower is better" in text
-
-
 def test_an_average_with_missing_runs_is_in_brackets_and_not_ranked(folder: RunsFolder) -> None:
     plan = _few_shot(folder, SCORES, missing=("covid", "ogkd", 4, 2))
     text = make_table(folder, plan)
@@ -110,33 +93,12 @@ def test_an_average_with_missing_runs_is_in_brackets_and_not_ranked(folder: Runs
     assert "not compared" in text
 
 
-def test_a_row_without_a_dataset_has_an_empty_cell_and_no_comparable_average(
-    folder: RunsFolder,
-) -> None:
-    scores = {key: value for key, value in SCORES.items() if key[:2] != ("covid", "kgcoop")}
-    cells = _markdown(make_table(folder, _few_shot(folder, scores)))
-    assert cells["covid"]["kgcoop"] == {"K=1": "", "K=4": ""}
-    assert cells["Average over 2 datasets"]["kgcoop"]["K=1"] == "(48.0 ± 2.0, 1/2)"
-
-
-def test_columns_with_fewer_datasets_say_so(folder: RunsFolder) -> None:
-    scores = {key: value for key, value in SCORES.items() if key[0] == "busi" or key[2] == 1}
-    text = make_table(folder, _few_shot(folder, scores))
-    assert "Datasets in the average: K=1: 2, K=4: 1." in text
-    assert "K=4" not in _markdown(text)["covid"]["coop"]
-
-
 @pytest.mark.parametrize("metric", ["auroc", "kappa"])  # None in the result; not there at all
 def test_a_measure_that_is_undefined_leaves_the_cell_empty(
     done: tuple[RunsFolder, Plan], metric: str
 ) -> None:
     cells = _markdown(make_table(*done, metric=metric))
     assert set(cells["busi"]["coop"].values()) == {""}
-
-
-def test_before_any_run_is_finished_every_cell_is_empty(folder: RunsFolder) -> None:
-    plan = make_plan([("ogkd", RunSpec(dataset="busi", method="ogkd", shots=1))], "few-shot")
-    assert _markdown(make_table(folder, plan)) == {"busi": {"ogkd": {"K=1": ""}}}
 
 
 def _base_to_novel(folder: RunsFolder, table: str, flips: tuple[int, ...] = (0,)) -> Plan:
@@ -177,13 +139,6 @@ def test_base_to_novel_has_both_harmonic_means_of_an_average(folder: RunsFolder)
     assert average["Mean of HMs"] == f"{(_hm(0.8, 0.2) + _hm(0.6, 0.6)) / 2:.1f}"
 
 
-def test_no_harmonic_mean_of_errors(folder: RunsFolder) -> None:
-    spec = RunSpec(protocol="base-to-novel", dataset="busi", method="ogkd", shots=16)
-    write_run(folder, spec, {"base": 0.5, "novel": 0.5}, ece=0.1)
-    text = make_table(folder, make_plan([("ogkd", spec)], "base-to-novel"), metric="ece")
-    assert _markdown(text)["busi"]["ogkd"] == {"Base": "10.0", "Novel": "10.0"}
-
-
 def test_noise_on_novel_classes_has_datasets_in_rows_and_a_block_per_flips(
     folder: RunsFolder,
 ) -> None:
@@ -197,22 +152,6 @@ def test_noise_on_novel_classes_has_datasets_in_rows_and_a_block_per_flips(
     assert cells["8 flips"]["average"]["ogkd HM"] == f"**{_hm(0.6, 0.52):.1f}**"
     mean = (_hm(0.7, 0.22) + _hm(0.5, 0.82)) / 2
     assert cells["8 flips"]["Mean of HMs"]["ogkd HM"] == f"**{mean:.1f}**"
-
-
-def test_noise_in_few_shot_has_flips_side_by_side(folder: RunsFolder) -> None:
-    cells = []
-    for method, gain in (("coop", 0.0), ("ogkd", 0.1)):
-        for flips in (0, 16):
-            spec = RunSpec(dataset="busi", method=method, shots=16, flips=flips)
-            write_run(folder, spec, 0.6 + gain - flips / 100)
-            cells.append((method, spec))
-    (row,) = _markdown(make_table(folder, make_plan(cells, "noise", sweep="flips"))).values()
-    assert row["busi"] == {
-        "0 flips coop": "60.0",
-        "0 flips ogkd": "**70.0**",
-        "16 flips coop": "44.0",
-        "16 flips ogkd": "**54.0**",
-    }
 
 
 def test_a_sweep_has_its_values_in_order_and_a_block_per_shots(folder: RunsFolder) -> None:
@@ -234,20 +173,6 @@ def test_a_sweep_has_its_values_in_order_and_a_block_per_shots(folder: RunsFolde
     }
 
 
-def test_rows_compete_where_several_are_swept(folder: RunsFolder) -> None:
-    cells = []
-    for method, gain in (("biomedcoop", 0.0), ("ogkd", 0.02)):
-        for budget in (10, 50):
-            spec = RunSpec(dataset="busi", method=method, shots=1, budget=budget)
-            write_run(folder, spec, 0.5 + gain + budget / 1000)
-            cells.append((method, spec))
-    (cells_by_block,) = _markdown(
-        make_table(folder, make_plan(cells, "sweep", sweep="budget"))
-    ).values()
-    assert cells_by_block["ogkd"] == {"budget=10": "**53.0**", "budget=50": "**57.0**"}
-    assert cells_by_block["biomedcoop"] == {"budget=10": "51.0", "budget=50": "55.0"}
-
-
 def test_latex_is_balanced_escaped_and_has_two_decimals(folder: RunsFolder) -> None:
     scores = {(f"a_{key[0]}&", *key[1:]): value for key, value in SCORES.items()}
     text = make_table(folder, _few_shot(folder, scores), format="latex")
@@ -260,13 +185,6 @@ def test_latex_is_balanced_escaped_and_has_two_decimals(folder: RunsFolder) -> N
     for line in text.splitlines():
         if line.endswith("\\\\"):
             assert len(re.findall(r"(?<!\\)&", line)) == 2
-
-
-def test_two_rows_of_one_label_are_refused(folder: RunsFolder) -> None:
-    specs = [RunSpec(dataset="busi", method="ogkd", settings={"tau": tau}) for tau in (1, 2)]
-    plan = make_plan([("ogkd", spec) for spec in specs], "few-shot")
-    with pytest.raises(ConfigError):
-        make_table(folder, plan)
 
 
 def test_unknown_metrics_and_formats_raise(

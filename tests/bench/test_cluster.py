@@ -29,6 +29,7 @@ NODES = [
     {"Alive": True, "Resources": {"CPU": 4.0}},
     {"Alive": False, "Resources": {"GPU": 4.0}},
 ]
+RAY = SimpleNamespace(nodes=lambda: NODES, cluster_resources=lambda: {"CPU": 12.0, "GPU": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,10 @@ NODES = [
     ],
 )
 def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit):
-    ray = SimpleNamespace(nodes=lambda: NODES)
     cluster = Cluster(count=count, cpus=cpus)
-    resources = cluster.resources(ray, device)
+    resources = cluster.resources(RAY, device)
     assert resources == {"num_cpus": cpus, "num_gpus": gpus}
-    assert cluster.workers(ray, resources) == fit
+    assert cluster.workers(RAY, resources) == fit
 
 
 @pytest.mark.parametrize(
@@ -56,20 +56,8 @@ def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit
 )
 def test_workers_that_no_node_can_take_are_refused(cluster, device, argument):
     with pytest.raises(ConfigError) as caught:
-        cluster.resources(SimpleNamespace(nodes=lambda: NODES), device)
+        cluster.resources(RAY, device)
     assert caught.value.argument == argument
-
-
-def test_without_ray_or_a_cluster_there_is_one_clear_error(monkeypatch):
-    def init(**_):
-        raise ConnectionError("nobody listens\nmore words")
-
-    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
-    for module, address in ((None, "local"), (ray, "127.0.0.1:1"), (ray, "auto")):
-        monkeypatch.setitem(sys.modules, "ray", module)
-        with pytest.raises(ConfigError) as caught, Cluster(address).joined():
-            pass
-        assert caught.value.argument == "ray"
 
 
 class StandIn:
@@ -92,6 +80,9 @@ class StandIn:
 
     def nodes(self):
         return NODES[1:2]
+
+    def cluster_resources(self):
+        return NODES[1]["Resources"]
 
     def wait(self, references, timeout):
         return references[:1], references[1:]

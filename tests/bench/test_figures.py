@@ -9,15 +9,15 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
 from fake_runs import specs, write
 from PIL import Image
 
-from ogkd.bench.figures import FIGURES, choose_pair, make_figures
-from ogkd.bench.figures.curves import gain, panel_of
+from ogkd.bench.figures import choose_pair, make_figures
+from ogkd.bench.figures.curves import panel_of
 from ogkd.bench.figures.per_dataset import mean_curve, paired
 from ogkd.bench.runs import Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.tidy import Summary
 from ogkd.errors import ConfigError, DataError
 
 
@@ -45,28 +45,16 @@ def drawn(out: Path, names: list[str], made: tuple[RunsFolder, Plan], **more: ob
 # What is averaged
 
 
-def scores(**datasets: list[float]) -> pd.DataFrame:
-    """(part, dataset) x seed."""
-    index = pd.MultiIndex.from_product([["test"], datasets], names=["part", "dataset"])
-    return pd.DataFrame(list(datasets.values()), index)
-
-
-def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
-    both = scores(x=[50.0], y=[90.0])
-    values = {("a", 1.0): both, ("b", 1.0): both, ("b", 4.0): scores(x=[70.0])}
-    panel = panel_of("", "test", values)
-    assert (panel.datasets, panel.left_out) == (("x",), ("y",))
-    assert panel.points["mean"].tolist() == [50.0, 50.0, 70.0]
+def test_a_dataset_that_lacks_a_point_is_left_out_of_all(tmp_path: Path) -> None:
+    folder, plan = write(tmp_path, specs(shots=(1, 4), seeds=[1]), images=20)
+    runs = folder.finished(plan)
+    summary = Summary(plan, [(label, run) for label, run in runs if run is not runs[-1][1]])
+    panel = panel_of(summary, "", "test", summary.conditions, "shots")
+    missing = runs[-1][1].spec.dataset
+    assert panel.left_out == (missing,)
+    kept = [100 * run.metric("accuracy") for _, run in runs if run.spec.dataset != missing]
+    assert sorted(panel.points["mean"]) == pytest.approx(sorted(kept))
     assert panel.points["std"].isna().all()
-
-
-def test_a_gain_is_where_both_methods_have_a_point() -> None:
-    values = {
-        ("ours", 10.0): scores(x=[60.0]), ("ours", 20.0): scores(x=[70.0]),
-        ("theirs", 10.0): scores(x=[57.5]), ("ours", None): scores(x=[99.0]),
-    }  # fmt: skip
-    delta = gain(panel_of("", "test", values), ("ours", "theirs"))
-    assert delta.to_dict() == {10.0: 2.5}
 
 
 def test_the_mean_of_risk_curves_is_taken_at_equal_coverage() -> None:
@@ -96,7 +84,7 @@ def test_runs_pair_at_the_most_shots_that_both_have_and_seeds_are_pooled(tmp_pat
     assert pair.y.shape == (60,)
     assert pair.seeds == 2
     last = RunSpec(dataset="retina", method="biomedcoop", shots=16, seed=2)
-    assert pair.b[30:] == pytest.approx(folder.read(last).predictions().probabilities)
+    assert pair.both[1][30:] == pytest.approx(folder.read(last).predictions().probabilities)
 
 
 def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
@@ -128,13 +116,6 @@ def test_a_few_shot_plan_gives_every_figure_that_it_allows(tmp_path: Path) -> No
     assert all("Prompts: templates" in text for text in drawn_texts.values())
 
 
-def test_a_figure_says_which_settings_were_changed(tmp_path: Path) -> None:
-    changed = specs(datasets=["retina"], settings=[{"train.epochs": 2}])
-    paths = make_figures(*write(tmp_path / "runs", changed), tmp_path / "out", names=["few-shot"])
-    (text,) = (prose(path) for path in paths if path.suffix == ".svg")
-    assert "Prompts: templates. Settings: train.epochs=2" in text
-
-
 def test_few_shot_curves_name_all_and_have_the_same_bytes_each_time(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     made = write(tmp_path / "runs", specs(("biomedcoop", "ogkd", "coop"), shots=(1, 16)))
@@ -162,37 +143,6 @@ def test_the_legends_of_risk_and_mass_have_the_numbers_of_the_definitions(tmp_pa
     assert f"Normal images (n = {(y == 3).sum()})" in texts(mass)
 
 
-def test_a_few_values_are_drawn_as_points_and_not_as_a_density(tmp_path: Path) -> None:
-    def sure(spec: RunSpec, predicted: Predictions) -> Predictions:
-        p = np.full_like(predicted.probabilities, 0.1)
-        p[np.arange(len(p)), predicted.labels] = 0.7
-        if spec.method == "biomedcoop":
-            for row in range(3):
-                p[row] = np.roll(p[row], 1) + 0.01 * row
-        p /= p.sum(axis=1, keepdims=True)
-        return replace(predicted, probabilities=p)
-
-    made = write(tmp_path / "runs", specs(datasets=["retina"], shots=[4], seeds=[1]), change=sure)
-    (path,) = drawn(tmp_path, ["wins"], made)
-    assert "n = 3" in prose(path)
-    assert "FillBetween" not in path.read_text()
-    assert "PolyCollection" not in path.read_text()
-
-
-def test_budgets_have_gains_in_writing(tmp_path: Path) -> None:
-    many = specs(shots=(1,), budget=(10, 30), datasets=["busi"])
-    folder, plan = write(tmp_path / "runs", many, sweep="budget", table="sweep")
-    (path,) = drawn(tmp_path, ["budget"], (folder, plan))
-    runs = [(label, run) for label, run in folder.finished(plan) if run.spec.budget == 10]
-    ours, theirs = (
-        np.mean([run.metric("accuracy") for label, run in runs if label == name])
-        for name in ("ogkd", "biomedcoop")
-    )
-    delta = f"{100 * (ours - theirs):+.1f}".replace("-", "−")
-    assert delta in texts(path).splitlines()
-    assert "Δ = ogkd − biomedcoop, in points" in texts(path)
-
-
 def test_gamma_has_rows_that_are_not_swept_as_levels(tmp_path: Path) -> None:
     many = specs(("ogkd",), shots=[4], settings=[{"gamma": 0.0}, {"gamma": 0.5}, {}])
     made = write(tmp_path / "runs", many + specs(("biomedcoop",), shots=[4]), sweep="gamma")
@@ -208,14 +158,6 @@ def test_noise_in_base_to_novel_has_base_novel_and_hm(tmp_path: Path) -> None:
     (path,) = drawn(tmp_path, ["noise"], made)
     for title in ("Base, 16 shots", "Novel, 16 shots", "HM of averages, 16 shots"):
         assert title in texts(path)
-
-
-def test_one_seed_and_one_dataset_have_no_band(tmp_path: Path) -> None:
-    made = write(tmp_path / "runs", specs(datasets=["busi"], seeds=[1], shots=(1, 4)))
-    (path,) = drawn(tmp_path, ["few-shot-average"], made)
-    assert {"busi", "Mean of 1 seed"} <= set(texts(path).splitlines())
-    assert "band" not in texts(path)
-    assert "PolyCollection" not in path.read_text()
 
 
 @pytest.mark.filterwarnings("error")
@@ -261,9 +203,3 @@ def test_runs_that_a_figure_cannot_distinguish_raise(tmp_path: Path) -> None:
     for name in ("few-shot", "wins"):
         with pytest.raises(ConfigError):
             make_figures(*made, tmp_path / "out", names=[name])
-
-
-def test_every_figure_is_documented() -> None:
-    page = Path(__file__).parents[2] / "docs" / "reference" / "benchmark-figures.md"
-    for name in FIGURES:
-        assert f"`{name}`" in page.read_text(encoding="utf-8")

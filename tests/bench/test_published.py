@@ -1,14 +1,12 @@
 """The published numbers: all there, named as in the project, and consistent where the paper is."""
 
-from collections import Counter
-
+import numpy as np
+import pandas as pd
 import pytest
 
-from ogkd.bench.compare import Published, published
+from ogkd.bench.compare import published
 from ogkd.data.catalog import benchmarks
 from ogkd.methods import METHODS
-
-Key = tuple[str, str, str, str, int, int | None]
 
 # Cells whose printed value does not follow from the cells it is made of:
 # docs/reference/benchmark-tables.md.
@@ -30,30 +28,29 @@ WRONG_AVERAGE = {
 MEAN_OF_HMS = {"zero-shot", "coop", "cocoop", "kgcoop", "prograd"}  # the others: HM of averages
 
 
-def _hm(base: float, novel: float) -> float:
+PAIR = ("ogkd", "biomedcoop")
+CELL = ["table", "dataset", "method", "flips"]
+
+
+def _hm(base: pd.Series, novel: pd.Series) -> pd.Series:
     return 2 * base * novel / (base + novel)
 
 
-def _value(like: Published, **change: str) -> float:
-    fields = ("table", "dataset", "method", "shots", "part", "flips", "setting", "metric")
-    wanted = {name: getattr(like, name) for name in fields} | change
-    (row,) = (row for row in published() if all(getattr(row, key) == wanted[key] for key in wanted))
-    return row.value
+@pytest.fixture(scope="module")
+def accuracy() -> pd.DataFrame:
+    return published().query("metric == 'accuracy'")
 
 
-def _datasets(row: Published) -> list[float]:
-    return [
-        one.value
-        for one in published()
-        if (one.table, one.method, one.part, one.flips, one.metric)
-        == (row.table, row.method, row.part, row.flips, row.metric)
-        and one.dataset != "average"
-    ]
+@pytest.fixture(scope="module")
+def novel(accuracy: pd.DataFrame) -> pd.DataFrame:
+    """Base, novel and HM in columns; ablations, of which there are only averages, left out."""
+    rows = accuracy.query("setting == '' and part != 'test'")
+    return rows.pivot(index=CELL, columns="part", values="value")
 
 
-def test_every_table_has_all_its_numbers() -> None:
-    counts = Counter((row.table, row.metric) for row in published())
-    assert counts == {
+def test_every_table_has_all_its_numbers_once() -> None:
+    frame = published()
+    assert frame.groupby(["table", "metric"]).size().to_dict() == {
         ("base-to-novel", "accuracy"): 11 * 7 * 3,
         ("base-to-novel", "accuracy_gain"): 3,
         ("few-shot", "accuracy"): 3 + 10 * 5,
@@ -65,22 +62,15 @@ def test_every_table_has_all_its_numbers() -> None:
         ("noise-few-shot", "accuracy_gain"): 4,
         ("teacher-budget", "accuracy_gain"): 4,
     }
-
-
-def test_no_cell_is_there_twice() -> None:
-    keys = Counter(
-        (r.table, r.dataset, r.method, r.shots, r.part, r.flips, r.setting, r.metric)
-        for r in published()
-    )
-    assert max(keys.values()) == 1
+    assert not frame.duplicated([*CELL, "shots", "part", "setting", "metric"]).any()
 
 
 def test_methods_and_datasets_are_the_projects_own() -> None:
-    assert {row.method for row in published()} <= set(METHODS)
-    assert {row.dataset for row in published()} == {*benchmarks(), "average"}
-    assert {row.part for row in published()} == {"test", "base", "novel", "hm"}
-    b2n = {row.dataset for row in published() if row.part == "base"}
-    assert b2n == {"average"} | {n for n, one in benchmarks().items() if one.base_to_novel}
+    frame = published()
+    assert set(frame["method"]) <= set(METHODS)
+    assert set(frame["dataset"]) == {*benchmarks(), "average"}
+    base = set(frame.query("part == 'base'")["dataset"])
+    assert base == {"average"} | {n for n, record in benchmarks().items() if record.base_to_novel}
 
 
 @pytest.mark.parametrize(
@@ -97,83 +87,62 @@ def test_methods_and_datasets_are_the_projects_own() -> None:
     ],
 )
 def test_cells_read_by_eye_from_the_paper(
-    table: str,
-    dataset: str,
-    method: str,
-    shots: int | None,
-    part: str,
-    flips: int,
-    value: float,
-    std: float | None,
-) -> None:
-    (row,) = (
-        row
-        for row in published()
-        if (row.table, row.dataset, row.method, row.shots, row.part, row.flips, row.metric)
-        == (table, dataset, method, shots, part, flips, "accuracy")
+    accuracy, table, dataset, method, shots, part, flips, value, std
+):
+    wanted = dict(zip([*CELL, "part"], (table, dataset, method, flips, part), strict=True))
+    rows = accuracy[(accuracy[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+    rows = rows[rows["shots"].fillna(0) == (shots or 0)]
+    np.testing.assert_equal(rows[["value", "std"]].to_numpy(), [[value, std or np.nan]])
+
+
+def test_hm_of_a_dataset_follows_from_base_and_novel_except_in_known_cells(novel) -> None:
+    cells = novel.drop(index="average", level="dataset")
+    # The base column of 12 flips has one digit less.
+    step = np.where(cells.index.get_level_values("flips") == 12, 0.05, 0.005)
+    squares = step * cells["novel"] ** 2 + 0.005 * cells["base"] ** 2
+    slack = 0.0051 + 2 * squares / (cells["base"] + cells["novel"]) ** 2
+    wrong = (_hm(cells["base"], cells["novel"]) - cells["hm"]).abs() > slack
+    assert set(cells.index[wrong]) == WRONG_HM
+
+
+def test_averages_follow_from_the_datasets_except_in_known_cells(accuracy) -> None:
+    rows = accuracy.query("setting == '' and part != 'hm' and table != 'few-shot'")
+    key = ["table", "method", "part", "flips"]
+    printed = rows.query("dataset == 'average'").set_index(key)["value"]
+    groups = rows.query("dataset != 'average'").groupby(key)["value"]
+    assert set(groups.size().groupby("part").unique().explode()) == {10, 11}
+    wrong = (groups.mean() - printed).abs() > 0.0101
+    assert set(wrong.index[wrong]) == WRONG_AVERAGE
+
+
+def test_the_average_hm_has_two_meanings_and_we_know_which_row_has_which(novel) -> None:
+    printed = novel.xs("average", level="dataset")
+    means = (
+        novel.drop(index="average", level="dataset").groupby(["table", "method", "flips"]).mean()
     )
-    assert (row.value, row.std) == (value, std)
-
-
-def test_hm_of_a_dataset_follows_from_base_and_novel_except_in_known_cells() -> None:
-    wrong = set()
-    for row in published():
-        if row.part != "hm" or row.dataset == "average" or row.metric != "accuracy":
-            continue
-        base, novel = _value(row, part="base"), _value(row, part="novel")
-        # The base column of 12 flips has one digit less.
-        step = 0.05 if row.flips == 12 else 0.005
-        slack = 0.0051 + 2 * (step * novel**2 + 0.005 * base**2) / (base + novel) ** 2
-        if abs(_hm(base, novel) - row.value) > slack:
-            wrong.add((row.table, row.dataset, row.method, row.flips))
-    assert wrong == WRONG_HM
-
-
-def test_averages_follow_from_the_datasets_except_in_known_cells() -> None:
-    wrong = set()
-    for row in published():
-        values = _datasets(row)
-        if row.dataset != "average" or row.part == "hm" or not values:
-            continue
-        assert len(values) == (11 if row.part == "test" else 10)
-        if abs(sum(values) / len(values) - row.value) > 0.0101:
-            wrong.add((row.table, row.method, row.part, row.flips))
-    assert wrong == WRONG_AVERAGE
-
-
-def test_the_average_hm_has_two_meanings_and_we_know_which_row_has_which() -> None:
-    for row in published():
-        if (row.dataset, row.part, row.metric) != ("average", "hm", "accuracy"):
-            continue
-        own = _datasets(row)
-        if row.method in MEAN_OF_HMS:
-            assert row.value == pytest.approx(sum(own) / len(own), abs=0.0101)
-            assert row.value < _hm(_value(row, part="base"), _value(row, part="novel")) - 0.5
+    of_averages = _hm(printed["base"], printed["novel"])
+    for key, row in printed.iterrows():
+        if key[1] in MEAN_OF_HMS:
+            assert row["hm"] == pytest.approx(means.loc[key, "hm"], abs=0.0101)
+            assert row["hm"] < of_averages[key] - 0.5
         else:
-            expected = _hm(_value(row, part="base"), _value(row, part="novel"))
-            assert row.value == pytest.approx(expected, abs=0.0151)
+            assert row["hm"] == pytest.approx(of_averages[key], abs=0.0151)
 
 
-def test_printed_gains_are_the_differences_of_the_printed_averages() -> None:
-    for row in published():
-        if row.metric == "accuracy_gain" and row.table != "teacher-budget":
-            ours, theirs = (
-                _value(row, metric="accuracy", method=name) for name in ("ogkd", "biomedcoop")
-            )
-            assert row.value == pytest.approx(ours - theirs, abs=0.0101)
+def test_printed_gains_are_the_differences_of_the_printed_averages(accuracy) -> None:
+    averages = accuracy.query("dataset == 'average' and setting == ''")
+    values = averages.set_index(["table", "part", "flips", "method"])["value"]
+    for row in (
+        published().query("metric == 'accuracy_gain' and table != 'teacher-budget'").itertuples()
+    ):
+        ours, theirs = (values[row.table, row.part, row.flips, name] for name in PAIR)
+        assert row.value == pytest.approx(ours - theirs, abs=0.0101)
 
 
-def test_tables_that_repeat_a_number_agree() -> None:
-    few_shot = {(r.method, r.shots): r.value for r in published() if r.table == "few-shot"}
-    b2n = {
-        (r.method, r.part): r.value
-        for r in published()
-        if (r.table, r.dataset, r.metric) == ("base-to-novel", "average", "accuracy")
-    }
-    repeated = [r for r in published() if r.setting in ("B", "B + GAD + LGD", "label-guided")]
-    assert len(repeated) == 24
-    for row in repeated:
-        expected = (
-            few_shot[row.method, row.shots] if row.part == "test" else b2n[row.method, row.part]
-        )
-        assert row.value == expected
+def test_tables_that_repeat_a_number_agree(accuracy) -> None:
+    averages = accuracy.query("dataset == 'average' and flips == 0")
+    once = averages[averages["table"].isin(["few-shot", "base-to-novel"])]
+    again = averages[averages["setting"].isin(["B", "B + GAD + LGD", "label-guided"])]
+    both = again.merge(once, on=["method", "part", "shots"])
+    assert len(both) == len(again) == 24
+    assert (both["value_x"] == both["value_y"]).all()

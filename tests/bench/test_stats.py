@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ogkd.bench.compare import compare_labels, compare_methods, differences_markdown, resample
-from ogkd.bench.runs import FinishedRun, Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.runs import FinishedRun, Plan, Predictions, Result, RunsFolder, RunSpec
 from ogkd.bench.tidy import Condition
 from ogkd.errors import ConfigError, DataError
 from relative_time import units
@@ -19,7 +19,7 @@ class Simulated(FinishedRun):
     """A run that holds its predictions itself."""
 
     def predictions(self, part: str = "test") -> Predictions:
-        right = self.result["right"]
+        right = np.array(self.result.images_per_class)
         labels = np.arange(len(right)) % 2
         guess = np.where(right, labels, 1 - labels)
         return Predictions(labels, np.eye(2, dtype=np.float32)[guess], np.eye(2, dtype=np.float32))
@@ -30,12 +30,19 @@ def make(method: str, right: dict[str, np.ndarray]) -> list[FinishedRun]:
     return [
         Simulated(
             RunSpec(dataset=dataset, method=method, shots=4, seed=seed),
-            {"metrics": {"test": {}}, "right": row},
+            Result.model_construct(metrics={"test": {}}, images_per_class=row),
             Path(f"{dataset}-{method}-{seed}"),
         )
         for dataset, table in right.items()
         for seed, row in enumerate(table, start=1)
     ]
+
+
+def pair(tables: dict[str, np.ndarray]) -> tuple[list[FinishedRun], list[FinishedRun]]:
+    """Runs of two methods from [2, S, N] of each dataset."""
+    both = ({name: table[side] for name, table in tables.items()} for side in (0, 1))
+    ours, theirs = both
+    return make("ogkd", ours), make("coop", theirs)
 
 
 def _simulate(rng: np.random.Generator, seeds: int, images: int, effect: float) -> np.ndarray:
@@ -77,81 +84,56 @@ def test_p_is_small_about_as_often_as_it_should_be_when_nothing_differs() -> Non
     rng = np.random.default_rng(3)
     small = 0
     for repeat in range(60):
-        tables = {f"d{repeat}-{k}": _simulate(rng, 4, 80, 0.0) for k in range(2)}
-        a = make("ogkd", {name: table[0] for name, table in tables.items()})
-        b = make("coop", {name: table[1] for name, table in tables.items()})
-        small += compare_methods(a, b, resamples=300, seed=repeat).p < 0.1
+        runs = pair({f"d{repeat}-{k}": _simulate(rng, 4, 80, 0.0) for k in range(2)})
+        small += compare_methods(*runs, resamples=300, seed=repeat)["p"][0] < 0.1
     assert 1 <= small <= 14  # 6 expected; outside with probability 0.003
 
 
-def test_a_large_difference_is_found_and_a_clear_one_per_dataset() -> None:
+def test_a_large_difference_is_found_and_is_antisymmetric() -> None:
     rng = np.random.default_rng(0)
     tables = {name: _simulate(rng, 3, 200, 1.0) for name in ("one", "two")}
-    a = make("ogkd", {name: table[0] for name, table in tables.items()})
-    b = make("coop", {name: table[1] for name, table in tables.items()})
-    result = compare_methods(a, b)
-    expected = np.mean([table[0].mean() - table[1].mean() for table in tables.values()])
-    assert result.mean == pytest.approx(expected, abs=1e-6)
-    assert 0 < result.low < result.mean < result.high
-    assert result.p < 0.01
-    assert [(single.name, single.seeds, single.images) for single in result.per_dataset] == [
-        ("one", 3, 200),
-        ("two", 3, 200),
-    ]
+    a, b = pair(tables)
+    frame = compare_methods(a, b)
+    assert frame["dataset"].tolist() == ["mean of 2", "one", "two"]
+    assert frame[["seeds", "images"]][1:].to_numpy().tolist() == [[3, 200]] * 2
+    expected = [table[0].mean() - table[1].mean() for table in tables.values()]
+    assert frame["difference"].tolist() == pytest.approx([np.mean(expected), *expected], abs=1e-6)
+    assert ((frame["low"] > 0) & (frame["low"] < frame["difference"])).all()
+    assert (frame["high"] > frame["difference"]).all()
+    assert (frame["p"] < 0.01).all()
     back = compare_methods(b, a)
-    assert (back.mean, back.low, back.high) == pytest.approx(
-        (-result.mean, -result.high, -result.low), abs=0.01
-    )
-
-
-def test_equal_predictions_give_no_difference_and_p_one() -> None:
-    table = _simulate(np.random.default_rng(0), 3, 50, 0.0)[0]
-    result = compare_methods(make("ogkd", {"one": table}), make("coop", {"one": table}))
-    assert (result.mean, result.low, result.high, result.p) == (0, 0, 0, 1)
+    for here, there in (("difference", "difference"), ("low", "high"), ("high", "low")):
+        assert back[here].tolist() == pytest.approx((-frame[there]).tolist(), abs=0.01)
+    same = compare_methods(a, make("coop", {name: table[0] for name, table in tables.items()}))
+    assert (same[["difference", "low", "high"]] == 0).all(axis=None)
+    assert (same["p"] == 1).all()
 
 
 def test_one_seed_resamples_images_as_the_plain_paired_bootstrap() -> None:
     table = _simulate(np.random.default_rng(5), 1, 400, 0.5)
-    result = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
+    row = compare_methods(*pair({"one": table})).iloc[0]
     difference = table[0, 0] - table[1, 0]
     error = difference.std() / np.sqrt(400)  # what the bootstrap of a mean estimates
-    assert (result.high - result.low) / (2 * 1.96) == pytest.approx(error, rel=0.08)
-
-
-def test_pairing_makes_the_interval_narrower_than_two_separate_ones() -> None:
-    table = _simulate(np.random.default_rng(5), 1, 400, 0.5)
-    result = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
-    separate = np.sqrt(table[0].var() / 400 + table[1].var() / 400)
-    assert (result.high - result.low) / (2 * 1.96) < 0.95 * separate
+    width = (row["high"] - row["low"]) / (2 * 1.96)
+    assert width == pytest.approx(error, rel=0.08)
+    assert width < 0.95 * np.sqrt(table[0].var() / 400 + table[1].var() / 400)  # pairing narrows
 
 
 def test_what_learns_nothing_is_paired_with_every_seed() -> None:
     table = _simulate(np.random.default_rng(1), 4, 60, 0.5)
-    result = compare_methods(
-        make("ogkd", {"one": table[0]}), make("zero-shot", {"one": table[1][:1]})
-    )
-    assert result.per_dataset[0].seeds == 4
-    assert result.per_dataset[0].b == pytest.approx(table[1][0].mean())
+    ours, theirs = make("ogkd", {"one": table[0]}), make("zero-shot", {"one": table[1][:1]})
+    frame = compare_methods(ours, theirs)
+    assert frame["seeds"][1] == 4
+    assert frame["difference"][1] == pytest.approx(table[0].mean() - table[1][0].mean())
 
 
 def test_seeds_and_datasets_that_only_one_has_are_left_out() -> None:
     table = _simulate(np.random.default_rng(1), 4, 60, 0.5)
-    result = compare_methods(
-        make("ogkd", {"one": table[0], "two": table[0]}), make("coop", {"one": table[1][:2]})
-    )
-    (only,) = result.per_dataset
-    assert (only.name, only.seeds) == ("one", 2)
-    assert result.left_out == ("two",)
-
-
-def test_a_dataset_without_a_common_seed_does_not_hide_the_others() -> None:
-    table = _simulate(np.random.default_rng(1), 2, 60, 0.5)
-    both = {"one": table[0], "two": table[0]}
-    ours, theirs = make("ogkd", both), make("coop", dict.fromkeys(both, table[1]))
-    result = compare_methods(ours[:3], [*theirs[:2], theirs[3]])  # "two": seed 1 and seed 2
-    assert [single.name for single in result.per_dataset] == ["one"]
-    assert result.left_out == ("two",)
-    assert result.mean == compare_methods(ours[:2], theirs[:2]).mean
+    ours = make("ogkd", {"one": table[0], "two": table[0], "three": table[0][:1]})
+    theirs = make("coop", {"one": table[1][:2], "three": table[1][:2]})[:-2]
+    other = make("coop", {"three": table[1][:2]})[1:]  # the seed that ours lacks
+    frame = compare_methods(ours, [*theirs, *other])
+    assert frame[["dataset", "seeds"]][1:].to_numpy().tolist() == [["one", 2]]
 
 
 def _half_finished(folder: RunsFolder, done: list[tuple[str, str, int, int]]) -> Plan:
@@ -167,38 +149,22 @@ def _half_finished(folder: RunsFolder, done: list[tuple[str, str, int, int]]) ->
     return make_plan(cells, "few-shot")
 
 
-def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
-    tmp_path: Path,
-) -> None:
+def test_of_a_half_finished_plan_what_can_be_compared_is(tmp_path: Path) -> None:
     folder = RunsFolder(tmp_path)
     one_column = [(method, "one", 16, 1) for method in ("ogkd", "coop")]
     different_datasets = [("ogkd", "one", 1, 1), ("coop", "two", 1, 1)]
     plan = _half_finished(
         folder, [*one_column, ("coop", "two", 16, 1), *different_datasets, ("ogkd", "one", 4, 1)]
     )
-    columns, missing = compare_labels(folder, plan, "ogkd", "coop")
-    assert [condition.shots for condition in columns] == [16]
-    assert columns[Condition(16, 0, None)].mean == pytest.approx(0.25)
-    assert [condition.shots for condition in missing] == [1, 4]
+    columns = compare_labels(folder, plan, "ogkd", "coop")
+    assert [condition.shots for condition in columns] == [1, 4, 16]
+    frame = columns.pop(Condition(16, 0, None))
+    assert frame is not None
+    assert frame["difference"][0] == pytest.approx(0.25)
+    assert list(columns.values()) == [None, None]
     lines = differences_markdown(folder, plan, "ogkd", "coop").splitlines()
-    assert lines[2].startswith("| K=16 | mean of 1 | +25.00 | ")
-    assert lines[4:] == [
-        "",
-        "- K=16: without two, on which they have no common runs.",
-        "- K=1: not compared. The two methods have no common seed on one, two.",
-        "- K=4: not compared. Runs are missing.",
-    ]
-
-
-def test_plan_without_a_comparable_column_raises(tmp_path: Path) -> None:
-    folder = RunsFolder(tmp_path)
-    plan = _half_finished(folder, [("ogkd", "one", 4, 1), ("coop", "one", 4, 2)])
-    with pytest.raises(DataError):
-        compare_labels(folder, plan, "ogkd", "coop")
-    swept = [RunSpec(dataset="one", method="ogkd", shots=k) for k in (1, 2)]
-    plan = make_plan([("a", swept[0]), ("b", swept[1])], "few-shot")
-    with pytest.raises(DataError):
-        compare_labels(folder, plan, "a", "b")
+    assert lines[2] == "| K=1 | no common runs |  |  |  |"
+    assert lines[4].startswith("| K=16 | mean of 1 | +25.00 | ")
 
 
 def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
@@ -215,24 +181,14 @@ def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
             write_run(folder, spec, {part: float(x.mean()) for part, x in right.items()}, right)
             cells.append((method, spec))
     plan = make_plan(cells, "base-to-novel")
-    answer = compare_labels(folder, plan, "ogkd", "coop")
-    ((condition, result),) = answer[0].items()
-    assert condition == Condition(16, 0, None)
     means = [[float(x.mean()) for x in part] for part in (base, novel)]
     hms = [2 * b * n / (b + n) for b, n in zip(*means, strict=True)]
-    assert result.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
-    assert result.low < result.mean < result.high
-    lines = differences_markdown(folder, plan, "ogkd", "coop").splitlines()
-    assert len(lines) == 2 + 2
-    assert lines[2].startswith(f"| K=16 | mean of 1 | {100 * result.mean:+.2f} | ")
-    only_base = compare_labels(folder, plan, "ogkd", "coop", part="base")[0][condition]
-    assert only_base.mean == pytest.approx(means[0][0] - means[0][1], abs=1e-6)
-
-
-def test_the_same_seed_gives_the_same_numbers() -> None:
-    table = _simulate(np.random.default_rng(1), 4, 60, 0.1)
-    a, b = make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]})
-    assert compare_methods(a, b, seed=4) == compare_methods(a, b, seed=4)
+    for part, expected in ((None, hms[0] - hms[1]), ("base", means[0][0] - means[0][1])):
+        (frame,) = compare_labels(folder, plan, "ogkd", "coop", part=part).values()
+        assert frame is not None
+        row = frame.iloc[0]
+        assert row["difference"] == pytest.approx(expected, abs=1e-6)
+        assert row["low"] < row["difference"] < row["high"]
 
 
 def test_eleven_datasets_of_eight_seeds_take_seconds() -> None:
@@ -252,6 +208,9 @@ def test_runs_that_cannot_be_compared_raise(tmp_path: Path) -> None:
     twice = make("ogkd", {"one": table[0]})
     with pytest.raises(ConfigError):
         compare_methods([*a, twice[0]], a)
-    plan = make_plan([("ours", a[0].spec)], "few-shot")
+    folder = RunsFolder(tmp_path)
+    plan = _half_finished(folder, [("ogkd", "one", 4, 1), ("coop", "one", 4, 2)])
+    with pytest.raises(DataError):
+        compare_labels(folder, plan, "ogkd", "coop")
     with pytest.raises(ConfigError):
-        compare_labels(RunsFolder(tmp_path), plan, "ours", "theirs")
+        compare_labels(folder, plan, "ours", "theirs")

@@ -70,9 +70,3 @@ def test_damaged_predictions_raise(folder: RunsFolder) -> None:
     cut_short(folder.folder_of(BAD) / PREDICTIONS)
     with pytest.raises(DataError):
         cli.compare(folder.root, ["ogkd", "coop"])
-
-
-def test_what_is_not_a_run_at_all_is_named(folder: RunsFolder) -> None:
-    (folder.root / "runs" / "notes.txt").write_text("text")
-    with pytest.warns(OgkdWarning, match=r"notes\.txt"):
-        assert len(folder.runs()) == len(SPECS)

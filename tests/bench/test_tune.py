@@ -17,7 +17,7 @@ from ogkd.bench.tables import make_table
 from ogkd.bench.worker import make_job, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
-from tiny_runs import make_plan
+from tiny_runs import make_plan, write_run
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
@@ -45,15 +45,6 @@ def grid(tmp_path):
     return tmp_path / "grid.toml"
 
 
-def test_judged_on_validation_images_the_test_images_are_not_needed(grid, tmp_path):
-    shutil.rmtree(tmp_path / "data" / "mine" / "test")
-    folder = RunsFolder(tmp_path / "runs")
-    plan, _ = run(folder, read_grid(grid, {"judge": "val"}))
-    for _, done in folder.finished(plan):
-        assert len(done.predictions().labels) == 8  # 4 classes, 2 validation images each
-    assert "Judged on validation images" in make_table(folder, plan)
-
-
 def test_a_judge_is_part_of_a_run_but_runs_on_test_images_keep_their_names(grid):
     (test, _), (val, _) = (expand(read_grid(grid, {"judge": name})) for name in ("test", "val"))
     assert not set(test.specs) & set(val.specs)
@@ -68,13 +59,7 @@ def test_the_best_trial_is_found_by_accuracy_then_nll(tmp_path):
     for number, (accuracy, nll) in values.items():
         settings = {"weight": float(number), "views": 0, "train.epochs": 1}
         spec = RunSpec(dataset="d", method="kgcoop", shots=1, judge="val", settings=settings)
-        result = {
-            "metrics": {"test": {"accuracy": accuracy, "nll": nll}},
-            "class_names": {"test": ["a", "b"]},
-            "normal": {"test": []},
-            "seconds": {},
-        }
-        folder.write(spec, result, {})
+        write_run(folder, spec, accuracy, nll=nll)
         cells.append((f"kgcoop {number}", spec))
     assert best_settings(folder, make_plan(cells, "few-shot")) == {"kgcoop": {"d": {"weight": 2.0}}}
     more = RunSpec(dataset="d", method="kgcoop", shots=1, judge="val", settings={"weight": 9.0})
@@ -83,11 +68,15 @@ def test_the_best_trial_is_found_by_accuracy_then_nll(tmp_path):
 
 
 def test_tuning_resumes_and_its_file_is_used_by_the_next_grid(grid, tmp_path):
+    shutil.rmtree(tmp_path / "data" / "mine" / "test")  # test images are not needed
     folder = RunsFolder(tmp_path / "tuning")
     search = tuning_grid(read_grid(grid, {"only": ["kgcoop"]}), trials=3)
     plan, written = run(folder, search)
     assert written
     assert run(folder, search)[1] == []  # nothing is done twice
+    for _, done in folder.finished(plan):
+        assert len(done.predictions().labels) == 8  # 4 classes, 2 validation images each
+    assert "Judged on validation images" in make_table(folder, plan)
     tuned = best_settings(folder, plan)
     path = write_best(folder, plan)
     assert tomllib.loads(path.read_text()) == tuned
@@ -121,11 +110,3 @@ def test_every_declared_number_is_a_setting(name):
         for value in values:
             make_method(name, settings={key: value})
             assert np.isfinite(value)
-
-
-def test_a_bad_file_of_settings_is_refused(grid, tmp_path):
-    for content in ("a = 1", "[ogkd]\nx = 1", "["):
-        (tmp_path / f"bad{len(content)}.toml").write_text(content)
-        with pytest.raises(ConfigError) as caught:
-            expand(read_grid(grid, {"tuned": str(tmp_path / f"bad{len(content)}.toml")}))
-        assert caught.value.argument == "tuned"

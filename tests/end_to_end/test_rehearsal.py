@@ -151,7 +151,7 @@ def test_the_pages_commands_lead_from_nothing_to_both_tables(tmp_path, monkeypat
             said[" ".join(words)] = found.output
     assert released_path().is_file()
     assert said["data download all"].count("->") == 11
-    assert "2310 runs on 11 dataset(s)" in said["bench run paper/few-shot --out runs --dry-run"]
+    assert "2310 runs, " in said["bench run paper/few-shot --out runs --dry-run"]
     runs = RunsFolder(tmp_path / "runs").runs()
     assert {run.spec.bank for run in runs} == {"released"}
     assert {run.spec.backbone for run in runs} == {"biomedclip"}
@@ -161,7 +161,7 @@ def test_the_pages_commands_lead_from_nothing_to_both_tables(tmp_path, monkeypat
         for protocol in ("few-shot", "base-to-novel")
         for name in ("btmri", "retina")
     }
-    assert {run.result["config"]["views"] for run in ours} == {"online"}
+    assert {run.result.config["views"] for run in ours} == {"online"}
     for protocol in ("few-shot", "base-to-novel"):
         table = said[f"bench table runs --plan {protocol}"]
         assert "Prompts: released (sha256 " in table

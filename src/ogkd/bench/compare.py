@@ -5,18 +5,19 @@ Of the paper only means are compared: its ± is probably another spread than our
 
 from __future__ import annotations
 
-import csv
 import functools
 import io
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from ogkd.bench.runs import FinishedRun, FrozenRecord, Plan, RunsFolder, same_images
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, same_images
 from ogkd.bench.sources import benchmark_of, paper
 from ogkd.bench.tidy import (
     Average,
@@ -26,7 +27,7 @@ from ogkd.bench.tidy import (
     condition_of,
     harmonic_mean,
     indistinguishable,
-    markdown_row,
+    markdown_table,
     measured,
     prompts_used,
     right,
@@ -38,78 +39,56 @@ from ogkd.methods import METHODS
 AVERAGE = "average"
 _ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one
 _LEVEL = 0.95  # of intervals
-
-
-class Published(FrozenRecord):
-    """One printed number, in percent."""
-
-    table: str
-    dataset: str  # as in the catalogue, or "average"
-    method: str  # as in our registry
-    shots: int | None = None  # None: the method needs none
-    part: str  # test, base, novel, hm
-    flips: int
-    setting: str = ""  # the row of an ablation
-    metric: str  # accuracy, or accuracy_gain: the paper's method minus its baseline
-    value: float
-    std: float | None = None
+_COLUMNS = [
+    *("table", "dataset", "method", "K", "flips", "part"),
+    *("ours", "published", "difference", "note"),
+]
 
 
 @functools.cache
-def published() -> tuple[Published, ...]:
-    """Every number in the paper's result tables."""
+def published() -> pd.DataFrame:
+    """Every number in the paper's result tables, in percent.
+
+    Columns: `table`, `dataset` (as in the catalogue, or "average"), `method` (as in our registry),
+    `shots` (NaN: the method needs none), `part` (test, base, novel, hm), `flips`, `setting` (the
+    row of an ablation, or ""), `metric` (accuracy, or accuracy_gain: the paper's method minus its
+    baseline), `value`, `std` (NaN: not printed).
+    """
     folder = files("ogkd.bench") / "published"
-    return tuple(
-        Published.model_validate({key: value for key, value in row.items() if value})
+    tables = [
+        pd.read_csv(io.StringIO(file.read_text(encoding="utf-8")))
         for file in sorted(folder.iterdir(), key=lambda file: file.name)
         if file.name.endswith(".csv")
-        for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))
-    )
+    ]
+    return pd.concat(tables, ignore_index=True).fillna({"setting": ""})
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Our average beside the published number; no difference if they are not comparable."""
+def compare_with_published(folder: RunsFolder, plan: Plan) -> pd.DataFrame:
+    """Accuracy of every cell that the paper prints too: each dataset, then the average.
 
-    label: str
-    condition: Condition
-    part: str  # test, base, novel, hm; of an average also mean-hm (see tidy.py)
-    published: Published
-    average: Average
-    comparable: bool
-    note: str
-
-    @property
-    def ours(self) -> float:
-        """In percent."""
-        return 100 * self.average.value
-
-    @property
-    def difference(self) -> float | None:
-        return self.ours - self.published.value if self.comparable else None
-
-
-def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
-    """Accuracy of every cell that the paper prints too: each dataset, then the average."""
+    In percent; `difference` is NaN and `note` says why if two numbers are not comparable. The part
+    of an average may be "mean-hm", too (see tidy.py).
+    """
     runs = folder.finished(plan)
     summary = Summary(plan, runs)
-    names: dict[str, str] = {}  # if two of our datasets are the same benchmark, the first one
+    names: dict[str, str] = {}  # our dataset of each benchmark; of two the first
     for cell in plan.cells:
         if name := benchmark_of(cell.spec):
             names.setdefault(name, cell.spec.dataset)
     different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
     methods = {cell.label: cell.spec.method for cell in plan.cells}
-    comparisons: list[Comparison] = []
-    for label in summary.labels:
-        for condition in summary.conditions:
-            if condition.value is not None:
-                continue  # a swept setting: the paper has figures of these, but no tables
-            theirs = _candidates(plan, label, methods[label], condition)
-            parts = summary.parts(condition)
-            for part in [*parts, *(["hm", "mean-hm"] if "novel" in parts else [])]:
-                row = _Row(summary, label, condition, part, theirs)
-                comparisons += row.comparisons(names, different)
-    return comparisons
+    parts = [*summary.parts, *(["hm", "mean-hm"] if "novel" in summary.parts else [])]
+    rows = []
+    for label, condition in itertools.product(summary.labels, summary.conditions):
+        if condition.value is not None:
+            continue  # a swept setting: the paper has figures of these, but no tables
+        theirs = _candidates(plan, label, methods[label], condition)
+        key = {"method": label, "K": condition.shots, "flips": condition.flips}
+        for part in parts:
+            average = functools.partial(summary.average, label, condition, part)
+            beside = _compare_part(average, part, theirs, names, different)
+            rows += [key | {"part": part} | row for row in beside]
+    return pd.DataFrame(rows, columns=_COLUMNS)
 
 
 def _difference(run: FinishedRun) -> str:
@@ -120,174 +99,109 @@ def _difference(run: FinishedRun) -> str:
     if name is None:
         return ""
     record = benchmarks()[name]
-    classes = {part: {plain_name(text) for text in run.class_names(part)} for part in run.parts}
-    if set().union(*classes.values()) != {plain_name(text) for text in record.class_names}:
+    classes = {part: set(map(plain_name, run.class_names(part))) for part in run.parts}
+    if set().union(*classes.values()) != set(map(plain_name, record.class_names)):
         return "other classes"
-    if "base" in classes and classes["base"] != {plain_name(text) for text in record.base_classes}:
+    if "base" in classes and classes["base"] != set(map(plain_name, record.base_classes)):
         return "other base classes"
     return ""
 
 
-def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> list[Published]:
+def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> pd.DataFrame:
     """The published numbers of a row under a condition; an ablation's rows match by label."""
-    rows = [row for row in published() if row.metric == "accuracy" and row.flips == condition.flips]
-    rows = [row for row in rows if row.shots in (None, condition.shots)]
+    rows = published().query("metric == 'accuracy' and flips == @condition.flips")
+    rows = rows[rows["shots"].isna() | (rows["shots"] == (condition.shots or 0))]
     if plan.table == "ablation":
-        return [row for row in rows if row.setting and plain_name(row.setting) == plain_name(label)]
-    return [row for row in rows if not row.setting and row.method == method]
+        return rows[
+            (rows["setting"] != "") & (rows["setting"].map(plain_name) == plain_name(label))
+        ]
+    return rows[(rows["setting"] == "") & (rows["method"] == method)]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One row of a plan under one condition, with everything that the paper prints for it."""
+def _compare_part(
+    average_of: Callable[[Sequence[str]], Average | None],
+    part: str,
+    theirs: pd.DataFrame,
+    names: Mapping[str, str],
+    different: Mapping[str, str],
+) -> Iterator[dict[str, Any]]:
+    """A row's datasets and their average beside `theirs`, what the paper prints for the row.
 
-    summary: Summary
-    label: str
-    condition: Condition
-    part: str
-    theirs: Sequence[Published]
+    `names` are our datasets by benchmark; `different` says how one's images or classes differ.
+    Averages are over the datasets with the benchmark's classes, on both sides.
+    """
 
-    @property
-    def every(self) -> list[str]:
-        """The benchmarks that the paper averages over."""
-        records = benchmarks().items()
-        return [name for name, record in records if record.base_to_novel or self.part == "test"]
+    def beside(
+        name: str, value: float, datasets: Sequence[str], notes: Sequence[str], comparable: bool
+    ) -> Iterator[dict[str, Any]]:
+        if average := average_of(datasets):
+            if not average.complete:
+                notes = [f"{average.done} of {average.planned} are finished", *notes]
+            ours = 100 * average.value
+            difference = ours - value if comparable and average.complete else math.nan
+            row = {"table": table, "dataset": name, "ours": ours}
+            yield row | {"published": value, "difference": difference, "note": "; ".join(notes)}
 
-    def comparisons(
-        self, names: Mapping[str, str], different: Mapping[str, str]
-    ) -> Iterator[Comparison]:
-        """`names` are our datasets by benchmark; `different` says how one's classes differ."""
-        printed = {
-            row.dataset: row for row in self.theirs if row.part == self.part.removeprefix("mean-")
-        }
-        # The paper has no base-to-novel numbers of some benchmarks.
-        theirs = self.every if len(printed) == 1 else printed
-        wanted = self.summary.wanted(self.condition, self.part)
-        ours = {name: names[name] for name in theirs if names.get(name) in wanted}
-        if self.part != "mean-hm":
-            yield from self._datasets(printed, ours, different)
-        # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-        if AVERAGE in printed and (self.part != "mean-hm" or len(printed) > 1):
-            yield from self._averages(printed, ours, different)
+    values = theirs.set_index(["part", "dataset"])["value"]
+    rows = theirs[theirs["part"] == part.removeprefix("mean-")]
+    table, printed = next(iter(rows["table"]), ""), rows.set_index("dataset")["value"].to_dict()
+    # The paper has no base-to-novel numbers of some benchmarks.
+    records = benchmarks().items()
+    every = [name for name, record in records if record.base_to_novel or part == "test"]
+    only_average = len(printed) == 1
+    ours = {name: names[name] for name in (every if only_average else printed) if name in names}
+    for name, dataset in ours.items() if part != "mean-hm" else ():
+        if name in printed:
+            notes = [different[dataset]] if dataset in different else []
+            yield from beside(name, printed[name], [dataset], notes, not notes)
+    same = [name for name, dataset in ours.items() if dataset not in different]
+    # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
+    if AVERAGE not in printed or not same or (part == "mean-hm" and only_average):
+        return
+    value, notes = printed[AVERAGE], []
+    if only_average and set(same) != set(every):
+        notes = [f"ours: {len(same)} of {len(every)} datasets"]
+    elif not only_average:
+        value = _published_average(values, part, same)
+        if len(same) < len(every):
+            notes = [f"both over {len(same)} datasets"]
+        elif abs(value - printed[AVERAGE]) > _ROUNDING:
+            notes = [f"printed: {printed[AVERAGE]:.2f}"]
+    comparable = not (only_average and notes)
+    if other := [f"{name} ({different[ours[name]]})" for name in ours if name not in same]:
+        notes.append(f"left out: {', '.join(other)}")
+    yield from beside(AVERAGE, value, [ours[name] for name in same], notes, comparable)
 
-    def _datasets(
-        self,
-        printed: Mapping[str, Published],
-        ours: Mapping[str, str],
-        different: Mapping[str, str],
-    ) -> Iterator[Comparison]:
-        for name, dataset in ours.items():
-            average = self._average([dataset])
-            if average is not None and name in printed:
-                notes = [] if average.complete else [f"{average.done} of {average.planned} runs"]
-                notes += [different[dataset]] if dataset in different else []
-                yield self._beside(printed[name], average, not notes, notes)
 
-    def _averages(
-        self,
-        printed: Mapping[str, Published],
-        ours: Mapping[str, str],
-        different: Mapping[str, str],
-    ) -> Iterator[Comparison]:
-        """The average over the datasets with the benchmark's classes, on both sides."""
-        same = [name for name, dataset in ours.items() if dataset not in different]
-        average = self._average([ours[name] for name in same])
-        if average is None:
-            return
-        row, notes, comparable = printed[AVERAGE], [], average.complete
-        if len(printed) > 1:
-            row = row.model_copy(update={"value": self._published_average(same)})
-            if len(same) < len(self.every):
-                notes = [f"both over {len(same)} datasets"]
-            elif abs(row.value - printed[AVERAGE].value) > _ROUNDING:
-                notes = [f"printed: {printed[AVERAGE].value:.2f}"]
-        elif set(same) != set(self.every):
-            notes = [f"ours: {len(same)} of {len(self.every)} datasets"]
-            comparable = False
-        notes += [] if average.complete else ["runs are missing"]
-        other = [f"{name} ({different[ours[name]]})" for name in ours if name not in same]
-        notes += [f"left out: {', '.join(other)}"] if other else []
-        yield self._beside(row, average, comparable, notes)
-
-    def _average(self, datasets: Sequence[str]) -> Average | None:
-        return self.summary.average(self.label, self.condition, self.part, datasets)
-
-    def _beside(
-        self, row: Published, average: Average, comparable: bool, notes: Sequence[str]
-    ) -> Comparison:
-        note = "; ".join(notes)
-        return Comparison(self.label, self.condition, self.part, row, average, comparable, note)
-
-    def _published_average(self, datasets: Sequence[str]) -> float:
-        """Recomputed from the published rows of some datasets: the paper mixes two means of HMs."""
-
-        def mean(part: str) -> float:
-            values = {row.dataset: row.value for row in self.theirs if row.part == part}
-            return sum(values[dataset] for dataset in datasets) / len(datasets)
-
-        if self.part == "hm":
-            return harmonic_mean(mean("base"), mean("novel"))
-        return mean(self.part.removeprefix("mean-"))
+def _published_average(values: pd.Series, part: str, datasets: Sequence[str]) -> float:
+    """Recomputed from the published rows of some datasets: the paper mixes two means of HMs."""
+    if part == "hm":
+        return harmonic_mean(*(values[side][datasets].mean() for side in ("base", "novel")))
+    return float(values[part.removeprefix("mean-")][datasets].mean())
 
 
 def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     """The comparison with the published numbers as Markdown."""
-    rows = compare_with_published(folder, plan)
-    if not rows:
+    frame = compare_with_published(folder, plan)
+    if frame.empty:
         return "None of these runs has a counterpart in the paper's tables.\n"
-    labels = {row.label for row in rows}
-    backbones = {cell.spec.backbone for cell in plan.cells if cell.label in labels}
-    prompts = prompts_used(run for label, run in folder.finished(plan) if label in labels)
-    other = any(words.partition(" (")[0] != paper().prompts for words in prompts.split(", "))
-    settings, names = changed_settings(plan), ", ".join(sorted(backbones))
+    backbones = sorted({cell.spec.backbone for cell in plan.cells})
+    prompts = prompts_used(run for _, run in folder.finished(plan))
+    settings = changed_settings(plan)
     lines = [
-        f"Our backbone: {names}. The published numbers': {paper().backbone}.",
-        f"Our prompts: {prompts}. The published numbers': {paper().prompts}."
-        + (" Differences are also those of the prompts." if other else ""),
+        f"Our backbone: {', '.join(backbones)}. The published numbers': {paper().backbone}.",
+        f"Our prompts: {prompts}. The published numbers': {paper().prompts}.",
         *([f"Our settings: {settings}."] if settings else []),
-        "",
-        "| table | dataset | method | K | flips | part | ours | published | difference | note |",
-        "|---|---|---|---:|---:|---|---:|---:|---:|---|",
     ]
-    for row in rows:
-        theirs, shots = row.published, row.condition.shots
-        lines.append(
-            markdown_row(
-                [
-                    *(theirs.table, theirs.dataset, row.label, "" if shots is None else str(shots)),
-                    *(str(row.condition.flips), row.part, f"{row.ours:.2f}", f"{theirs.value:.2f}"),
-                    *("" if row.difference is None else f"{row.difference:+.2f}", row.note),
-                ]
-            )
-        )
-    return "\n".join(lines) + "\n"
+    for name, form in {"ours": "{:.2f}", "published": "{:.2f}", "difference": "{:+.2f}"}.items():
+        frame[name] = frame[name].map(form.format, na_action="ignore")
+    return "\n".join([*lines, "", *markdown_table(frame.astype(object).fillna(""))]) + "\n"
 
 
 # Whether two methods differ: a bootstrap over seeds and test images of each dataset. Datasets are
 # not resampled: the result is about these datasets, not about others.
 
 Correct = NDArray[np.float32]  # [2, S, N]: 1 if a method was right, by method, seed and image
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much better `a` is than `b`, as fractions: 0.01 is one point of accuracy."""
-
-    name: str  # a dataset, or "mean of 2"
-    a: float
-    b: float
-    low: float
-    high: float
-    p: float  # two-sided
-    seeds: int = 0
-    images: int = 0
-    per_dataset: tuple[Difference, ...] = ()
-    left_out: tuple[str, ...] = ()  # datasets that only one of them has, or without a common seed
-
-    @property
-    def mean(self) -> float:
-        rows = self.per_dataset or (self,)
-        return float(np.mean([row.a - row.b for row in rows]))
 
 
 def paired_runs(
@@ -328,45 +242,45 @@ def compare_methods(
     part: str | None = None,
     resamples: int = 2000,
     seed: int = 0,
-) -> Difference:
-    """Accuracy of `a` minus that of `b` on the datasets and seeds that both have.
+) -> pd.DataFrame:
+    """Accuracy of `a` minus that of `b` on the datasets and seeds that both have, as fractions.
 
-    `part` is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default
-    "test" if there is one, else "hm". A method that learns nothing is the same in every seed.
-    Datasets that only one of them has, or without a common seed, are left out and listed.
+    The first row is the mean over datasets, the others are the datasets: `difference` with its
+    interval `low` to `high` and two-sided `p`, the numbers of common seeds and of images. `part`
+    is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default "test" if
+    there is one, else "hm".
     """
     pairs = paired_runs(runs_a, runs_b)
-    names = dict.fromkeys(run.spec.dataset for run in (*runs_a, *runs_b))
-    left_out = tuple(name for name in names if name not in pairs)
     if not pairs:
-        raise DataError(f"The two methods have no common seed on {', '.join(left_out)}.")
+        raise DataError("The two methods have no common dataset and seed.")
     rng = np.random.default_rng(seed)
-    per_dataset, draws = [], []
+    draws: dict[str, NDArray[np.float64]] = {}
+    rows = []
     for name, pair in pairs.items():
         chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
         tables = [_right(pair, piece) for piece in measured(chosen)]
-        means, drawn = resample(tables, resamples=resamples, rng=rng)
-        draws.append(drawn[0] - drawn[1])
-        interval = _interval(means[0] - means[1], draws[-1])
-        seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
-        per_dataset.append(Difference(name, *means, *interval, seeds, images))
-    mean = float(np.mean([row.mean for row in per_dataset]))
-    return Difference(
-        f"mean of {len(per_dataset)}",
-        float(np.mean([row.a for row in per_dataset])),
-        float(np.mean([row.b for row in per_dataset])),
-        *_interval(mean, np.mean(draws, axis=0)),
-        per_dataset=tuple(per_dataset),
-        left_out=left_out,
-    )
+        (a, b), drawn = resample(tables, resamples=resamples, rng=rng)
+        draws[name] = drawn[0] - drawn[1]
+        rows.append((name, a - b, len(pair[0]), sum(table.shape[2] for table in tables)))
+    frame = pd.DataFrame(rows, columns=["dataset", "difference", "seeds", "images"])
+    mean = {
+        "dataset": f"mean of {len(rows)}",
+        "difference": frame["difference"].mean(),
+        "seeds": frame["seeds"].min(),
+        "images": frame["images"].sum(),
+    }
+    frame = pd.concat([pd.DataFrame([mean]), frame], ignore_index=True)
+    draws_of = [np.mean(list(draws.values()), axis=0), *draws.values()]
+    ends = [_interval(*both) for both in zip(frame["difference"], draws_of, strict=True)]
+    return frame.join(pd.DataFrame(ends, columns=["low", "high", "p"]))
 
 
 def compare_labels(
     folder: RunsFolder, plan: Plan, a: str, b: str, *, part: str | None = None
-) -> tuple[dict[Condition, Difference], dict[Condition, str]]:
+) -> dict[Condition, pd.DataFrame | None]:
     """Row `a` minus row `b` of a plan's table, for each column that both were planned in.
 
-    A column that cannot be compared (yet) is listed with the reason; DataError if none can.
+    None for a column in which they have no common runs (yet); DataError if that is so in all.
     """
     planned: dict[str, dict[Condition, None]] = {}  # the columns of each row, in the plan's order
     for cell in plan.cells:
@@ -377,38 +291,28 @@ def compare_labels(
     runs: dict[tuple[str, Condition], list[FinishedRun]] = {}
     for label, run in folder.finished(plan):
         runs.setdefault((label, condition_of(run.spec, plan.sweep)), []).append(run)
-    columns: dict[Condition, Difference] = {}
-    missing: dict[Condition, str] = {}
+    columns: dict[Condition, pd.DataFrame | None] = {}
     for condition in (column for column in planned[a] if column in planned[b]):
         both = [runs.get((label, condition), []) for label in (a, b)]
-        try:
-            if not all(both):
-                raise DataError("Runs are missing.")
-            columns[condition] = compare_methods(*both, part=part)
-        except DataError as error:
-            missing[condition] = str(error)
-    if not columns:
-        why = " ".join(f"{condition}: {reason}" for condition, reason in missing.items())
-        raise DataError(f"'{a}' and '{b}' cannot be compared in '{plan.name}'. {why}")
-    return columns, missing
+        columns[condition] = compare_methods(*both, part=part) if paired_runs(*both) else None
+    if all(frame is None for frame in columns.values()):
+        raise DataError(f"'{a}' and '{b}' have no common dataset and seed in '{plan.name}'.")
+    return columns
 
 
 def differences_markdown(folder: RunsFolder, plan: Plan, a: str, b: str) -> str:
     """The differences in percentage points: the mean of each column, then its datasets."""
-    columns, missing = compare_labels(folder, plan, a, b)
-    lines = [markdown_row([f"{a} minus {b}", "datasets", "difference", "interval", "p"])]
-    lines.append("|---|---|---:|---:|---:|")
-    notes = []
-    for condition, difference in columns.items():
-        for row in (difference, *difference.per_dataset):
-            mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
+    rows = []
+    for condition, frame in compare_labels(folder, plan, a, b).items():
+        if frame is None:
+            rows.append([condition, "no common runs", "", "", ""])
+            continue
+        for row in frame.itertuples():
+            points = [f"{100 * value:+.2f}" for value in (row.difference, row.low, row.high)]
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
-            lines.append(markdown_row([str(condition), row.name, mean, f"{low} to {high}", p]))
-        if difference.left_out:
-            names = ", ".join(difference.left_out)
-            notes.append(f"- {condition}: without {names}, on which they have no common runs.")
-    notes += [f"- {key}: not compared. {reason}" for key, reason in missing.items()]
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+            rows.append([condition, row.dataset, points[0], f"{points[1]} to {points[2]}", p])
+    columns = [f"{a} minus {b}", "datasets", "difference", "interval", "p"]
+    return "\n".join(markdown_table(pd.DataFrame(rows, columns=columns))) + "\n"
 
 
 def resample(

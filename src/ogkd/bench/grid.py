@@ -17,10 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
 from ogkd.bench.sources import Source, find_sources, paper
@@ -86,11 +93,36 @@ class Grid(_Record):
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
     over: dict[str, Any] = {}  # the same, but instead of a row's own, too
-    sweep: dict[str, list[Any]] = {}  # one setting and its values
+    sweep: dict[str, list[Any]] = Field(default={}, max_length=1)  # one setting and its values
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
     rows: list[GridRow] = []
     phantoms: PhantomCounts = PhantomCounts()
+
+    @property
+    def swept(self) -> list[str]:
+        """What varies beside shots: a setting, "flips" or "budget"."""
+        varied = {"flips": len(self.flips), "budget": len(self.budgets)}
+        return [*self.sweep, *(name for name, count in varied.items() if count > 1)]
+
+    @property
+    def all_rows(self) -> list[GridRow]:
+        return [*(GridRow(method=name) for name in self.methods), *self.rows]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        # Label noise may be swept beside a setting; the prompts' budget only alone.
+        if "budget" in self.swept[1:]:
+            raise ValueError(f"a table has one axis beside shots, not {', '.join(self.swept)}")
+        if max(self.flips) > min(self.shots):
+            raise ValueError(f"flips = {max(self.flips)} is more than its shots")
+        rows = {row.name: row for row in self.all_rows}
+        if not rows:
+            raise ValueError("it names no method")
+        for row in self.all_rows:
+            if row != rows[row.name]:
+                raise ValueError(f"two different rows are called '{row.name}'")
+        return self
 
 
 @cache
@@ -154,15 +186,6 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)
-    swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
-    swept += ["budget"] * (len(grid.budgets) > 1)
-    problems = {
-        f"sweeps several settings: {', '.join(grid.sweep)}": len(grid.sweep) > 1,
-        f"varies {', '.join(swept)}; a table has one axis beside shots": "budget" in swept[1:],
-        f"has flips = {max(grid.flips)}, more than its shots": max(grid.flips) > min(grid.shots),
-    }
-    for problem in (problem for problem, is_there in problems.items() if is_there):
-        raise ConfigError(f"Grid '{grid.name}' {problem}.")
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -171,40 +194,33 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         name=grid.name,
         title=grid.title or grid.name,
         table=grid.table,
-        sweep=swept[0] if swept else None,
+        sweep=grid.swept[0] if grid.swept else None,
         cells=tuple(cells.values()),
     )
     return plan, sources
 
 
 def _rows(grid: Grid) -> list[GridRow]:
-    """The rows that were asked for; rows that cannot be are refused."""
-    rows = [*(GridRow(method=name) for name in grid.methods), *grid.rows]
-    if not rows or grid.only == []:
-        raise ConfigError(f"Grid '{grid.name}' names no method.", argument="methods")
+    """The rows that were asked for."""
+    rows = grid.all_rows
     # A setting applies to the methods that have it; one that none has is a mistake.
     fields = {name for row in rows for name in _method_class(row.method).Config.model_fields}
     names = {name.split(".")[0] for name in (*grid.settings, *grid.over, *grid.sweep)}
-    _refuse_unknown(grid, "setting", names, fields, "settings")
-    if grid.only is not None:
-        labels = {row.name for row in rows}
-        _refuse_unknown(grid, "method", grid.only, labels | {row.method for row in rows}, "methods")
-        chosen = set(grid.only)
-        # A method's name that is not also a row's label means all rows of the method.
-        rows = [row for row in rows if row.name in chosen or row.method in chosen - labels]
-    for row, other in itertools.combinations(rows, 2):
-        if row.name == other.name and row != other:
-            raise ConfigError(f"Two different rows of grid '{grid.name}' are called '{row.name}'.")
-    return rows
+    _refuse_unknown("setting", names, fields, "settings")
+    if grid.only is None:
+        return rows
+    labels = {row.name for row in rows}
+    _refuse_unknown("method", grid.only, labels | {row.method for row in rows}, "methods")
+    chosen = set(grid.only)
+    # A method's name that is not also a row's label means all rows of the method.
+    return [row for row in rows if row.name in chosen or row.method in chosen - labels]
 
 
-def _refuse_unknown(
-    grid: Grid, what: str, names: Iterable[str], known: set[str], argument: str
-) -> None:
+def _refuse_unknown(what: str, names: Iterable[str], known: set[str], argument: str) -> None:
     for name in names:
         if name not in known:
-            words = f"Grid '{grid.name}' has no {what} '{name}'.{did_you_mean(name, known)}"
-            raise ConfigError(words, argument=argument)
+            hint = did_you_mean(name, known)
+            raise ConfigError(f"The grid has no {what} '{name}'.{hint}", argument=argument)
 
 
 def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -> dict[str, Source]:
@@ -223,13 +239,15 @@ def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -
 
 
 def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
-    fields = _method_class(row.method).Config.model_fields
     preset = _preset(grid, source, row)
+    fields = set(METHODS[row.method].Config.model_fields)
+    if not make_method(row.method, preset=preset, settings=row.settings).trains:
+        fields.discard("train")  # of `fused`: it is for the method that learns its texts
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
     if grid.tuned is not None:
         common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
     over = {key: value for key, value in grid.over.items() if key.split(".")[0] in fields}
-    ((axis, values),) = ((row.sweep and grid.sweep) or {"": [None]}).items()
+    axis, values = next(iter(grid.sweep.items()), ("", [None])) if row.sweep else ("", [None])
     for value in values:
         settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
@@ -268,18 +286,15 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
 
     The grid's is for the methods that have presets of its kind ("paper/..."); others take "auto",
     or their defaults. So do datasets for which there is none: those that are not the paper's. Any
-    other preset that does not exist is an error.
+    other preset that does not exist is an error (of `make_method`).
     """
     known = presets(row.method)
     pattern = grid.preset if row.preset is None else row.preset
     wanted = pattern.replace(_DATASET, str(source.benchmark))
-    kind = pattern.partition("/")[0]
-    has_kind = any(name.partition("/")[0] == kind for name in known)
-    if wanted in known or row.preset is not None:
-        return wanted  # a row's own is checked by `make_method`
-    if has_kind and wanted != "auto" and not (_DATASET in pattern and source.benchmark is None):
-        hint = did_you_mean(wanted, known)
-        raise ConfigError(f"{row.method} has no preset '{wanted}'.{hint}", argument="preset")
+    has_kind = any(name.partition("/")[0] == pattern.partition("/")[0] for name in known)
+    without = not has_kind or wanted == "auto" or (_DATASET in pattern and source.benchmark is None)
+    if wanted in known or row.preset is not None or not without:
+        return wanted
     return "auto" if "auto" in known else None
 
 
@@ -308,29 +323,25 @@ def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
     Settings are drawn at random, none twice. Features come from the cache: where a preset trains
     on fresh crops, the trials see whole images.
     """
-    if not grid.only:
-        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
     rows = []
-    for name in grid.only:
-        numbers = METHODS[name].tunable if name in METHODS else {}
-        if not numbers:
-            able = ", ".join(sorted(known for known, kind in METHODS.items() if kind.tunable))
-            raise ConfigError(
-                f"'{name}' declares no numbers to tune. Methods that do: {able}.",
-                argument="methods",
-            )
-        has_views = "views" in METHODS[name].Config.model_fields and "views" not in grid.settings
+    for name in grid.only or ():
+        method = _method_class(name)
+        if not method.tunable:
+            raise ConfigError(f"'{name}' declares no numbers to tune.", argument="methods")
+        has_views = "views" in method.Config.model_fields and "views" not in grid.settings
         fixed = {"views": 0} if has_views else {}
-        for number, settings in enumerate(_draws(numbers, trials, seed)):
+        for number, settings in enumerate(_draws(method.tunable, trials, seed)):
             rows.append(GridRow(method=name, label=f"{name} {number}", settings=fixed | settings))
+    if not rows:
+        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
     return grid.model_copy(
         update={
             "name": f"tune-{grid.name}",
             "title": f"{grid.title or grid.name}, tuning",
-            "table": "few-shot" if grid.protocol == "few-shot" else "base-to-novel",
+            "table": grid.protocol,
             "judge": "val",
-            "methods": [],
             "rows": rows,
+            "methods": [],
             "only": None,
             "sweep": {},
             "flips": [0],
@@ -357,26 +368,22 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
     The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
     classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
     """
-    rows = {cell.label: cell.spec for cell in plan.cells}
-    wanted = Counter((cell.label, cell.spec.dataset) for cell in plan.cells)
-    runs: dict[tuple[str, str], list[FinishedRun]] = {key: [] for key in wanted}
+    trials: dict[tuple[str, str], list[FinishedRun]] = {}
     for label, run in folder.finished(plan):
-        runs[label, run.spec.dataset].append(run)
+        trials.setdefault((label, run.spec.dataset), []).append(run)
     best: Tuned = {}
     scores: dict[tuple[str, str], tuple[float, float]] = {}
-    for (label, dataset), trial_runs in runs.items():
-        if len(trial_runs) < wanted[label, dataset]:
-            raise DataError(
-                f"Trial '{label}' on {dataset} is not finished in {folder.root}. Run the same "
-                "command again."
-            )
-        score = (_mean(trial_runs, "accuracy"), -_mean(trial_runs, "nll"))
-        method = rows[label].method
-        if score > scores.get((method, dataset), (-math.inf, -math.inf)):
-            scores[method, dataset] = score
-            tried = trial_runs[0].spec.settings
-            kept = {key: tried[key] for key in METHODS[method].tunable if key in tried}
-            best.setdefault(method, {})[dataset] = kept
+    for trial, count in Counter((cell.label, cell.spec.dataset) for cell in plan.cells).items():
+        runs = trials.get(trial, [])
+        if len(runs) < count:
+            raise DataError(f"Trial '{trial[0]}' on {trial[1]} is not finished in {folder.root}.")
+        score = (_mean(runs, "accuracy"), -_mean(runs, "nll"))
+        spec = runs[0].spec
+        if score > scores.get((spec.method, spec.dataset), (-math.inf, -math.inf)):
+            scores[spec.method, spec.dataset] = score
+            tunable = METHODS[spec.method].tunable
+            kept = {key: spec.settings[key] for key in tunable if key in spec.settings}
+            best.setdefault(spec.method, {})[spec.dataset] = kept
     return best
 
 
@@ -390,8 +397,7 @@ def write_best(folder: RunsFolder, plan: Plan) -> Path:
     for method, datasets in best_settings(folder, plan).items():
         for dataset, settings in datasets.items():
             lines.append(f'["{method}"."{dataset}"]')
-            lines += [f'"{name}" = {value!r}' for name, value in settings.items()]
-            lines.append("")
+            lines += [*(f'"{name}" = {value!r}' for name, value in settings.items()), ""]
     path = folder.root / "tuned.toml"
     write_text(path, "\n".join(lines), ours=True)
     return path

@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.bench.runs import FinishedRun, Plan, Predictions, RunsFolder, RunSpec
+from ogkd.bench.runs import FinishedRun, Plan, Predictions, Result, RunsFolder, RunSpec
 from ogkd.bench.sources import OpenSource, Source, benchmark_of, open_source, paper, texts_of
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.data.case import images_of, require_files
@@ -37,22 +37,14 @@ _SMALL = 100_000_000  # multiplications, about 10 ms
 MOST_TOGETHER = 12  # runs in one pass: more would gain little, and a kill loses them all
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """Runs that are trained in one pass; they differ only in seed, labels or free settings."""
-
-    specs: tuple[RunSpec, ...]
-
-    @property
-    def name(self) -> str:
-        """The first run's hash: the same name for the same runs."""
-        return self.specs[0].hash
+RunGroup = tuple[RunSpec, ...]
+"""Runs that are trained in one pass; they differ only in seed, labels or free settings."""
 
 
 @dataclass(frozen=True)
 class RunResult:
     spec: RunSpec
-    result: Mapping[str, Any]
+    result: Result
     predictions: Mapping[str, Predictions]
 
 
@@ -66,7 +58,7 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
     for spec in {spec.hash: spec for spec in specs}.values():
         groups.setdefault(_shape(spec), []).append(spec)
     return [
-        RunGroup(tuple(members[start : start + MOST_TOGETHER]))
+        tuple(members[start : start + MOST_TOGETHER])
         for members in groups.values()
         for start in range(0, len(members), MOST_TOGETHER)
     ]
@@ -103,42 +95,41 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
                 continue
             try:
                 run = folder.read(spec)
-                _refuse_other_settings(run)
+                if names := _changed_settings(run):
+                    raise DataError(f"{run.folder} was made with other defaults: {names}.")
                 made_with[spec.dataset] = run
             except DataError as error:
                 notes.append(f"{error} It was moved to {folder.move_away(spec)}; it is run again.")
-        for name, run in made_with.items():
-            if name in sources:
-                _refuse_other_data(folder, run, sources[name])
+        for name in made_with.keys() & sources.keys():
+            _refuse_other_data(folder, made_with[name], sources[name])
         folder.write_plan(plan)
     return notes
 
 
 def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> None:
     """Results on other images or prompts must not be in one table."""
+    if source.phantom:
+        return
     try:
-        now = run.result if source.phantom else open_source(source).digests
+        now = open_source(source).digests
     except OgkdError:
         return  # no longer there: tables can still be made
-    for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
-        if run.result.get(key) not in (None, now[key]):
+    for key, digest in now.items():
+        if getattr(run.result, key) not in (None, digest):
+            word = {"data_sha256": "images", "bank_sha256": "prompts"}[key]
             raise ConfigError(
                 f"{folder.root} contains runs on other {word} of '{source.name}' (they changed).",
                 argument="out",
             )
 
 
-def _refuse_other_settings(run: FinishedRun) -> None:
-    """A run is named by the settings asked for; defaults and presets may change with ogkd."""
+def _changed_settings(run: FinishedRun) -> str:
+    """The settings of a run whose defaults or presets have changed since: ogkd may be newer."""
     method = method_of(run.spec)
     now = method.config.model_dump(mode="json")
     # A setting that is newer than the run had its default's effect.
-    then = method.Config().model_dump(mode="json") | (run.result.get("config") or now)
-    if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:
-        raise DataError(
-            f"{run.folder} was made with another default or preset of {run.spec.method}: "
-            f"{', '.join(names)}."
-        )
+    then = method.Config().model_dump(mode="json") | (run.result.config or now)
+    return ", ".join(name for name in {**now, **then} if then.get(name) != now.get(name))
 
 
 @dataclass(frozen=True)
@@ -170,7 +161,7 @@ class Runner:
 
     def run(self, group: RunGroup) -> list[RunResult]:
         """Train the group in one pass and test every run on its test images."""
-        first = group.specs[0]
+        first = group[0]
         clock = _Clock()
         backbone = self.backbone
         clock.lap("load")
@@ -179,18 +170,18 @@ class Runner:
             parts = self._parts(first, source)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
-        methods = [method_of(spec) for spec in group.specs]
+        methods = [method_of(spec) for spec in group]
         for part in parts.values():
             _ = part.text.bank  # encode now, so that it is not counted as training or testing
         clock.lap("text")
         with self._encoding(first.dataset):
             drawn = [
                 self._support(method, spec, source) if method.needs_images else (None, None)
-                for method, spec in zip(methods, group.specs, strict=True)
+                for method, spec in zip(methods, group, strict=True)
             ]
         supports, counts = zip(*drawn, strict=True)
         clock.lap("encode")
-        seeds = [spec.seed for spec in group.specs]
+        seeds = [spec.seed for spec in group]
         images = max(len(support.labels) if support else 0 for support in supports)
         with _threads_that_pay(methods[0], images, backbone.embed_dim):
             heads = type(methods[0]).fit_many(methods, supports, trained, seeds=seeds)
@@ -202,11 +193,11 @@ class Runner:
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
-        common = {
+        common: dict[str, Any] = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
-            "seconds": {phase: seconds / len(group.specs) for phase, seconds in clock.items()},
-            "together": len(group.specs),
+            "seconds": {phase: seconds / len(group) for phase, seconds in clock.items()},
+            "together": len(group),
             "device": backbone.device.type,
             "versions": dict(versions()),
             "engine": backbone.engine,
@@ -216,16 +207,16 @@ class Runner:
         return [
             RunResult(
                 spec,
-                {
-                    "metrics": _metrics(predictions, parts),
-                    "config": method.config.model_dump(mode="json"),
-                    "images_per_class": count,
+                Result(
+                    metrics=_metrics(predictions, parts),
+                    config=method.config.model_dump(mode="json"),
+                    images_per_class=count,
                     **common,
-                },
+                ),
                 predictions,
             )
             for spec, method, count, predictions in zip(
-                group.specs, methods, counts, predicted, strict=True
+                group, methods, counts, predicted, strict=True
             )
         ]
 

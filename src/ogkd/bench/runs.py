@@ -133,33 +133,42 @@ class Predictions:
 
 
 class Result(BaseModel):
-    """result.json: what every run has; there is more."""
+    """What a run gave, apart from its predictions; None: not known of an older run."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(frozen=True)
     metrics: dict[str, dict[str, float | None]]  # of each part; None: not defined
     class_names: dict[str, list[str]]
     normal: dict[str, list[int]]
     seconds: dict[str, float]
+    config: dict[str, Any] | None = None  # every setting, with defaults
+    images_per_class: list[int] | None = None
+    together: int | None = None  # runs of the same pass
+    device: str | None = None
+    engine: str | None = None
+    backbone_digest: str | None = None
+    data_sha256: str | None = None
+    bank_sha256: str | None = None
+    versions: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class FinishedRun:
     spec: RunSpec
-    result: Mapping[str, Any]
+    result: Result
     folder: Path
 
     def metric(self, name: str, part: str = "test") -> float:
         """One metric of one part; NaN if it is not defined for these images."""
-        value = self.result["metrics"][part].get(name)
-        return float("nan") if value is None else float(value)
+        value = self.result.metrics[part].get(name)
+        return float("nan") if value is None else value
 
     @property
     def parts(self) -> tuple[str, ...]:
         """("test",), or ("base", "novel")."""
-        return tuple(self.result["metrics"])
+        return tuple(self.result.metrics)
 
     def class_names(self, part: str) -> tuple[str, ...]:
-        return tuple(self.result["class_names"][part])
+        return tuple(self.result.class_names[part])
 
     def predictions(self, part: str = "test") -> Predictions:
         """The predictions of one part; DataError if they are missing or damaged."""
@@ -187,9 +196,16 @@ LabelledRuns = list[tuple[str, FinishedRun]]
 """Finished runs with the labels of their rows, in a plan's order."""
 
 
-class _Failure(FrozenRecord):
+class Failure(FrozenRecord):
+    """Why a run did not finish."""
+
     error: str
     spec: RunSpec
+
+    def __str__(self) -> str:
+        """In one line: the end of a traceback, or the beginning of a message."""
+        lines = [line.strip() for line in self.error.strip().splitlines()] or [""]
+        return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])
 
 
 class RunsFolder:
@@ -237,9 +253,7 @@ class RunsFolder:
             warnings.warn(note, OgkdWarning, stacklevel=4)
         return runs
 
-    def write(
-        self, spec: RunSpec, result: Mapping[str, Any], predictions: Mapping[str, Predictions]
-    ) -> None:
+    def write(self, spec: RunSpec, result: Result, predictions: Mapping[str, Predictions]) -> None:
         """Write a finished run, whole or not at all; a run that is already there is kept."""
         if self.has(spec):
             return
@@ -251,7 +265,8 @@ class RunsFolder:
         with folder_atomically(self.folder_of(spec)) as folder:
             save_file(arrays, folder / PREDICTIONS)
             write_json(folder / "spec.json", spec.model_dump(mode="json"))
-            write_json(folder / "result.json", sealed({"schema_version": SCHEMA, **result}))
+            content = result.model_dump(mode="json")
+            write_json(folder / "result.json", sealed({"schema_version": SCHEMA, **content}))
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:
@@ -259,17 +274,22 @@ class RunsFolder:
         return self.root / "failed" / f"{spec.hash}.json"
 
     def write_failure(self, spec: RunSpec, error: str) -> None:
-        content = _Failure(error=error, spec=spec).model_dump(mode="json")
-        write_json(self.failure_of(spec), content, ours=True)
+        failure = Failure(error=error, spec=spec)
+        write_json(self.failure_of(spec), failure.model_dump(mode="json"), ours=True)
+
+    def failures(self) -> dict[str, Failure]:
+        """The runs that failed, by hash."""
+        paths = sorted((self.root / "failed").glob("*.json"))
+        return {path.stem: _read(path, Failure) for path in paths}
+
+    def attempts_of(self, spec: RunSpec) -> Path:
+        """The file that counts processes that died while they worked on the run."""
+        return self.claims / f"{spec.hash}.tries"
 
     def forget_failure(self, spec: RunSpec) -> None:
         """Let the next command try it again, and count its attempts anew."""
         self.failure_of(spec).unlink(missing_ok=True)
         self.attempts_of(spec).unlink(missing_ok=True)
-
-    def attempts_of(self, spec: RunSpec) -> Path:
-        """The file that counts processes that died while they worked on the run."""
-        return self.claims / f"{spec.hash}.tries"
 
     def move_away(self, spec: RunSpec) -> Path:
         """Move a run that cannot be used out of the way, so that it is run again."""
@@ -278,21 +298,6 @@ class RunsFolder:
         with contextlib.suppress(FileNotFoundError):  # another command was faster
             self.folder_of(spec).rename(moved)
         return moved
-
-    def reason(self, spec: RunSpec) -> str:
-        """Why a run failed, in one line; "" if it did not."""
-        path = self.failure_of(spec)
-        return _one_line(_read(path, _Failure).error) if path.is_file() else ""
-
-    def failures(self) -> list[tuple[RunSpec, str]]:
-        paths = sorted((self.root / "failed").glob("*.json"))
-        failures = [_read(path, _Failure) for path in paths]
-        return [(failure.spec, failure.error) for failure in failures]
-
-    def settled(self) -> tuple[set[str], set[str]]:
-        """The hashes of finished and of failed runs, by the names of their files."""
-        finished = {path.name for path in (self.root / "runs").glob("[!.]*")}
-        return finished, {path.stem for path in (self.root / "failed").glob("*.json")} - finished
 
     def write_plan(self, plan: Plan) -> None:
         """Store the plan, so that tables need nothing but this folder."""
@@ -309,7 +314,7 @@ def _read_run(folder: Path) -> FinishedRun:
     spec, result = _read(folder / "spec.json", RunSpec), _read(folder / "result.json", Result)
     if spec.hash != folder.name or set(spec.parts) != set(result.metrics):
         raise DataError(f"{folder} contains another run than its name says.")
-    return FinishedRun(spec, result.model_dump(), folder)
+    return FinishedRun(spec, result, folder)
 
 
 def _read(path: Path, kind: type[Record]) -> Record:
@@ -318,9 +323,3 @@ def _read(path: Path, kind: type[Record]) -> Record:
         return read_record(path, kind, newest=SCHEMA)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is missing or damaged ({error}).") from error
-
-
-def _one_line(reason: str) -> str:
-    """A failure in one line: the end of a traceback, or the beginning of a message."""
-    lines = [line.strip() for line in reason.strip().splitlines()] or [""]
-    return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])

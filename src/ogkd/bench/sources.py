@@ -9,6 +9,7 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -28,7 +29,7 @@ from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
 from ogkd.images.ref import as_stored
-from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_banks
+from ogkd.prompts.bank import OURS, bank_digest, read_bank, shipped_banks
 from ogkd.prompts.released import RELEASED, require_released
 
 _PHANTOMS = "phantoms"
@@ -128,16 +129,18 @@ def find_sources(
 
     `prompts` is where banks come from: "ours", "released", or a folder of DATASET.json.
     """
+    known: list[str] = []
     if data is None:
         known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:
-        known = sorted(path.parent.name for path in home(data).glob("*/train/"))
-        if not known:
-            raise ConfigError(
-                f"There is no folder {data} of datasets: {{train,val,test}}/class.", argument="data"
-            )
+        with suppress(OSError):  # a name that is too long
+            known = sorted(path.parent.name for path in home(data).glob("*/train/"))
+    if not known:
+        raise ConfigError(
+            f"There is no folder {data} of datasets: {{train,val,test}}/class.", argument="data"
+        )
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
     for name in chosen:
         if name not in known:
@@ -150,7 +153,7 @@ def find_sources(
         bank, file = _chosen_bank(name, prompts)
         sources[name] = Source(
             name=name,
-            folder=str(home(data) / name) if data not in (None, _PHANTOMS) else None,
+            folder=str((home(data) / name).absolute()) if data not in (None, _PHANTOMS) else None,
             bank=bank,
             bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
@@ -179,13 +182,15 @@ def _chosen_bank(dataset: str, prompts: str) -> tuple[str | None, str | None]:
     if prompts == OURS:
         bank = dataset.lower() if record is None else record.name
         return bank if bank in shipped_banks() else None, None
-    path = home(prompts)
-    if not path.is_dir():
-        raise ConfigError(f"There is no folder {prompts} of prompt banks.", argument="prompts")
-    names = dict.fromkeys((dataset, known_as(dataset) or dataset))
-    there = next((name for name in names if (path / f"{name}.json").is_file()), dataset)
-    file = bank_file(path, there)
-    return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
+    try:
+        banks = {path.stem: path for path in home(prompts).glob("*.json")}
+    except OSError:
+        banks = {}
+    for name in (dataset, known_as(dataset)):
+        if name in banks:
+            bank = f"{name}:{bank_digest(read_bank(banks[name]))[:12]}"
+            return bank, str(banks[name].resolve())
+    raise ConfigError(f"There is no file {prompts}/{dataset}.json.", argument="prompts")
 
 
 def open_source(source: Source) -> OpenSource:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,10 +35,8 @@ from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
-_FACTS = (
-    *("together", "device", "engine"),
-    *("backbone_digest", "data_sha256", "bank_sha256", "versions"),
-)
+_FACTS = {"together", "device", "engine", "versions"}
+_FACTS |= {"backbone_digest", "data_sha256", "bank_sha256"}
 
 
 class Condition(NamedTuple):
@@ -135,46 +133,36 @@ class Summary:
     def __init__(self, plan: Plan, runs: LabelledRuns, metric: str = "accuracy") -> None:
         self.plan = plan
         self.metric = metric_named(metric)
-        done = {
+        finished = {
             (run.spec.hash, part): run.metric(metric, part) for _, run in runs for part in run.parts
         }
+        keys = ["label", "condition", "part", "dataset", "seed"]
         frame = pd.DataFrame(
             [
                 (
                     *(cell.label, condition_of(spec, plan.sweep), part, spec.dataset, spec.seed),
-                    *(spec.hash, done.get((spec.hash, part), math.nan)),
+                    *(spec.hash, finished.get((spec.hash, part), math.nan)),
                 )
                 for cell, spec in ((cell, cell.spec) for cell in plan.cells)
                 for part in spec.parts
             ],
-            columns=["label", "condition", "part", "dataset", "seed", "run", "score"],
+            columns=[*keys, "run", "score"],
         ).drop_duplicates()
-        if (same := frame.duplicated(list(frame.columns[:5]), keep=False)).any():
+        if (same := frame.duplicated(keys, keep=False)).any():
             first, second = frame[same].sort_values(["dataset", "seed"]).iloc[:2].itertuples()
             raise indistinguishable(first.label, plan.specs[first.run], plan.specs[second.run])
-        self._planned = frame.groupby(["label", "condition", "part", "dataset"]).size().to_dict()
         self._scores = {  # of each row and condition: (part, dataset) x seed
             key: rows.pivot(index=["part", "dataset"], columns="seed", values="score")
             for key, rows in frame.groupby(["label", "condition"], sort=False)
         }
-        self._parts = frame.groupby("condition")["part"].unique()
         self.labels = list(frame["label"].unique())
         self.datasets = list(frame["dataset"].unique())
+        self.parts = sorted(frame["part"].unique())  # that are measured
         self.conditions = sorted({condition for _, condition in self._scores}, key=Condition.order)
         self.rows_compete = len(self._scores) > len(self.conditions)  # any column has two rows
         # Rows whose runs are all as the benchmark ran its adapters.
         others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
         self.benchmarked = [label for label in self.labels if label not in others]
-
-    def parts(self, condition: Condition) -> list[str]:
-        """The measured parts that were planned under a condition, in the order of columns."""
-        return sorted(self._parts[[condition]].iloc[0])
-
-    def wanted(self, condition: Condition, part: str) -> list[str]:
-        """The datasets that any row has under a condition: an average is over all of them."""
-        key = (condition, measured(part)[0])
-        planned = {dataset for _, *other, dataset in self._planned if tuple(other) == key}
-        return [dataset for dataset in self.datasets if dataset in planned]
 
     def scores(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
@@ -193,11 +181,8 @@ class Summary:
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
     ) -> Average | None:
-        """The average over datasets, or over the seeds of a single one; None without any run.
-
-        It is complete if every run is finished.
-        """
-        names = self.wanted(condition, part) if datasets is None else datasets
+        """The average over datasets, or over the seeds of a single one; None without any run."""
+        names = self.datasets if datasets is None else datasets
         scores = self.scores(label, condition, part, names)
         if scores.empty:
             return None
@@ -205,13 +190,11 @@ class Summary:
         seeds = int(scores.notna().all().sum())
         if label in self.benchmarked and seeds:
             std *= 1.96 / math.sqrt(seeds)
-        key = (label, condition, measured(part)[0])
-        planned = {name: self._planned.get((*key, name), 0) for name in names}
+        planned = scores.shape[1]
         if len(names) == 1:
-            return Average(value, std, seeds, planned[names[0]])
+            return Average(value, std, seeds, planned)
         finished = scores.notna().groupby(level="dataset").all().sum(axis=1)
-        done = sum(int(count) == planned[name] for name, count in finished.items())
-        return Average(value, std, done, len(names))
+        return Average(value, std, int((finished == planned).sum()), len(names))
 
 
 def _as_benchmarked(spec: RunSpec) -> bool:
@@ -245,13 +228,15 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
         title = "phantoms' own" if run.spec.of_phantoms else "templates"
         if (bank := run.spec.bank) is not None:
             title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
-        banks.setdefault(title, set()).add(run.result.get("bank_sha256") or "")
+        digests = banks.setdefault(title, set())
+        if run.result.bank_sha256:
+            digests.add(run.result.bank_sha256)
     words = []
     for title, digests in banks.items():
-        known = sorted(digests - {""})
-        together = hashlib.sha256(" ".join(known).encode()).hexdigest()
-        digest = known[0] if len(known) == 1 else together
-        words.append(f"{title} (sha256 {digest[:12]})" if known else title)
+        digest = " ".join(sorted(digests))
+        if len(digests) > 1:
+            digest = hashlib.sha256(digest.encode()).hexdigest()
+        words.append(f"{title} (sha256 {digest[:12]})" if digest else title)
     return ", ".join(words)
 
 
@@ -260,29 +245,20 @@ def changed_settings(plan: Plan) -> str:
 
     The setting that is swept is left out: its values are named where they are shown.
     """
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, dict[str, None]] = {}  # the labels of each text
     for cell in plan.cells:
-        rows.setdefault(cell.label, []).append(dict(_set_by(cell.spec)))
-    words = []
-    for name in dict.fromkeys(name for specs in rows.values() for spec in specs for name in spec):
-        texts: dict[str, list[str]] = {}
-        for label, specs in rows.items() if name != plan.sweep else ():
-            values = list(dict.fromkeys(str(spec.get(name, "unchanged")) for spec in specs))
-            if values != ["unchanged"]:
-                few = len(values) <= 3
-                text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
-                texts.setdefault(text, []).append(label)
-        for text, same in texts.items():
-            words.append(text if len(same) == len(rows) else f"{text} of {', '.join(same)}")
-    return "; ".join(words)
-
-
-def _set_by(spec: RunSpec) -> Iterator[tuple[str, Any]]:
-    """Preset and settings of a run; of a dataset's own preset ("paper/few-shot/busi") its kind."""
-    kind, slash, _ = (spec.preset or "").rpartition("/")
-    if spec.preset:
-        yield "preset", f"{kind}/{{dataset}}" if slash else spec.preset
-    yield from spec.settings.items()
+        # Of a dataset's own preset ("paper/few-shot/busi") its kind.
+        kind, slash, _ = (cell.spec.preset or "").rpartition("/")
+        preset = f"{kind}/{{dataset}}" if slash else cell.spec.preset
+        changes = {"preset": preset} if preset else {}
+        for name, value in (changes | cell.spec.settings).items():
+            if name != plan.sweep:
+                rows.setdefault(f"{name}={value}", {})[cell.label] = None
+    count = len({cell.label for cell in plan.cells})
+    return "; ".join(
+        text if len(labels) == count else f"{text} of {', '.join(labels)}"
+        for text, labels in rows.items()
+    )
 
 
 # Every run as a row
@@ -304,9 +280,9 @@ def collect(folder: RunsFolder) -> pd.DataFrame:
         | run.spec.model_dump(mode="json")
         | {"part": part, "classes": len(run.class_names(part))}
         | dict.fromkeys(METRICS)
-        | run.result["metrics"][part]
-        | {f"seconds_{phase}": seconds for phase, seconds in run.result["seconds"].items()}
-        | {name: run.result.get(name) for name in _FACTS}
+        | run.result.metrics[part]
+        | {f"seconds_{phase}": seconds for phase, seconds in run.result.seconds.items()}
+        | run.result.model_dump(include=_FACTS)
         for name, label, run in labelled
         for part in run.parts
     ]
@@ -315,22 +291,22 @@ def collect(folder: RunsFolder) -> pd.DataFrame:
 
 def csv_of(frame: pd.DataFrame) -> str:
     """A frame as CSV; a dictionary in a cell is JSON, and no cell can act as a formula."""
-    text: str = frame.rename(columns=_safe).map(_safe).to_csv(index=False, lineterminator="\n")
+
+    def cell_of(value: object) -> object:
+        if isinstance(value, dict | list):
+            return json.dumps(value, sort_keys=True)
+        return escape_formula(value) if isinstance(value, str) else value
+
+    text: str = frame.map(cell_of).to_csv(index=False, lineterminator="\n")
     return text
 
 
-def _safe(cell: object) -> object:
-    if isinstance(cell, dict | list):
-        return json.dumps(cell, sort_keys=True)
-    if not isinstance(cell, str):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return escape_formula(cell)
-    return cell  # a negative number is not a formula
+def markdown_table(frame: pd.DataFrame) -> list[str]:
+    """The lines of a GitHub table; all but the first column are aligned to the right."""
 
+    def line(cells: Iterable[object]) -> str:
+        texts = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
+        return f"| {' | '.join(texts)} |"
 
-def markdown_row(texts: Iterable[str]) -> str:
-    cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
-    return f"| {' | '.join(cells)} |"
+    rule = "|---|" + "---:|" * (frame.shape[1] - 1)
+    return [line(frame.columns), rule, *map(line, frame.itertuples(index=False, name=None))]

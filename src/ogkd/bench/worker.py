@@ -9,7 +9,6 @@ a dead worker leaves.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -68,14 +68,11 @@ def make_job(
     device: str = "auto",
     engine: str = "torch",
 ) -> Job:
-    """The job of a plan, with absolute paths: a worker elsewhere has another working folder."""
+    """The job of a plan; paths are absolute: a worker elsewhere has another working folder."""
     return Job(
         out=str(folder.root.absolute()),
         specs=tuple(plan.specs.values()),
-        sources={
-            name: source.model_copy(update={"folder": source.folder and absolute(source.folder)})
-            for name, source in sources.items()
-        },
+        sources=dict(sources),
         backbone=absolute(backbone),
         device=device,
         engine=engine,
@@ -87,17 +84,15 @@ def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
     Equals take turns by dataset: one worker encodes a dataset while others wait for it.
     """
-    by_dataset: dict[str, list[RunGroup]] = {}
-    for group in groups:
-        by_dataset.setdefault(group.specs[0].dataset, []).append(group)
-    rounds = itertools.zip_longest(*by_dataset.values())
-    in_turn = [group for turn in rounds for group in turn if group is not None]
+    turns = Counter[str]()
 
-    def cost(group: RunGroup) -> tuple[int, float]:
-        spec = group.specs[0]
-        return _COSTS.get(METHODS[spec.method].cost, 1), len(group.specs) * (spec.shots or math.inf)
+    def order(group: RunGroup) -> tuple[float, ...]:
+        spec = group[0]
+        turns[spec.dataset] += 1
+        cost = _COSTS.get(METHODS[spec.method].cost, 1)
+        return -cost, -len(group) * (spec.shots or math.inf), turns[spec.dataset]
 
-    return sorted(in_turn, key=cost, reverse=True)
+    return sorted(groups, key=order)
 
 
 def work(job: Job, notify: Notify = lambda: None) -> None:
@@ -136,19 +131,17 @@ def run_groups(
 
 
 def _is_settled(folder: RunsFolder, group: RunGroup) -> bool:
-    return all(folder.has(spec) or folder.failure_of(spec).is_file() for spec in group.specs)
+    return all(folder.has(spec) or folder.failure_of(spec).is_file() for spec in group)
 
 
 def _check_backbone(folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner) -> None:
     """Refuse another backbone than that of finished runs: tables must not mix them."""
     digest = runner.backbone.digest  # one that cannot be loaded ends the work here
-    specs = (spec for group in groups for spec in group.specs)
-    finished = next(filter(folder.has, specs), None)
-    known = finished and folder.read(finished).result.get("backbone_digest")
-    if finished is not None and known != digest:
+    finished = next((spec for group in groups for spec in group if folder.has(spec)), None)
+    if finished and (known := folder.read(finished).result.backbone_digest) != digest:
         raise ConfigError(
-            f"{folder.root} contains runs of '{finished.backbone}' with digest {str(known)[:12]}, "
-            f"but this one has {digest[:12]} (other weights, or another engine).",
+            f"{folder.root} contains runs of a backbone with digest {str(known)[:12]}, but this "
+            f"one has {digest[:12]} (other weights, or another engine).",
             argument="out",
         )
 
@@ -160,14 +153,14 @@ def lock_group(folder: RunsFolder, group: RunGroup) -> contextlib.ExitStack:
     """
     folder.claims.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as locks:
-        for spec in group.specs:
+        for spec in group:
             locks.enter_context(FileLock(folder.claims / f"{spec.hash}.lock", blocking=False))
         return locks.pop_all()
 
 
 def _attempt(folder: RunsFolder, group: RunGroup, runner: Runner) -> None:
     """Run a locked group, unless that has cost too many processes."""
-    attempts = folder.attempts_of(group.specs[0])
+    attempts = folder.attempts_of(group[0])
     before = int(attempts.read_text() or 0) if attempts.is_file() else 0
     with storage_errors(folder.root):
         attempts.write_text(str(before + 1))
@@ -189,19 +182,19 @@ def _run(folder: RunsFolder, group: RunGroup, runner: Runner) -> None:
     except StorageError as error:
         raise StorageError(str(error), argument="out") from error
     except Exception as error:
-        if len(group.specs) == 1:
+        if len(group) == 1:
             _fail(folder, group, _reason(error))
             return
-        for spec in group.specs:
+        for spec in group:
             if not folder.has(spec):
-                _run(folder, RunGroup((spec,)), runner)
+                _run(folder, (spec,), runner)
         return
     for run in results:
         folder.write(run.spec, run.result, run.predictions)
 
 
 def _fail(folder: RunsFolder, group: RunGroup, reason: str) -> None:
-    for spec in group.specs:
+    for spec in group:
         if not folder.has(spec):
             folder.write_failure(spec, reason)
 
@@ -225,7 +218,8 @@ def watched(folder: RunsFolder, plan: Plan) -> Iterator[Notify]:
 
         def notify() -> None:
             nonlocal settled
-            finished, failed = (len(plan.specs.keys() & names) for names in folder.settled())
+            finished = sum(map(folder.has, plan.specs.values()))
+            failed = len(plan.specs.keys() & folder.failures().keys())
             bar.advance(finished + failed - settled)
             settled = finished + failed
             if failed:

@@ -19,7 +19,7 @@ from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.bench.grid import Grid
-    from ogkd.bench.runs import Plan, RunsFolder
+    from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
@@ -70,11 +70,11 @@ class GridOptions:
             "data": self.data,
             "backbone": self.backbone,
             "prompts": self.prompts,
-            "datasets": None if self.datasets is None else opt.split_list(self.datasets),
-            "only": None if self.methods is None else opt.split_list(self.methods),
+            "datasets": self.datasets and opt.split_list(self.datasets),
+            "only": self.methods and opt.split_list(self.methods),
             "shots": _numbers("shots", self.shots),
             "seeds": _numbers("seeds", self.seeds),
-            "over": opt.read_settings(self.settings) if self.settings else None,
+            "over": opt.read_settings(self.settings or ()) or None,
             "tuned": self.tuned,
         }
         return [read_grid(name, changes) for name in grid_names(self.grid)]
@@ -84,11 +84,11 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
     """Read `1,2,4` or `1-8`."""
     if text is None:
         return None
-    numbers: list[int] = []
-    for part in opt.split_list(text):
-        first, dash, last = part.partition("-")
-        if first.isdecimal() and (last.isdecimal() or not dash):
-            numbers += range(int(first), min(int(last or first), _MOST) + 1)
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in opt.split_list(text)]
+        numbers = [number for part in ends for number in range(part[0], min(part[-1], _MOST) + 1)]
+    except ValueError:
+        numbers = []
     if not numbers:
         raise ConfigError(f"Give numbers such as 1,4,16 or 1-8, not '{text}'.", argument=name)
     return numbers
@@ -136,18 +136,23 @@ def run(
         if len(grids) > 1:
             raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
         grids = [tuning_grid(*grids, trials=tune)]
-    plans = [(each, *expand(each)) for each in grids]
-    for each, plan, sources in plans:
+    specs: dict[str, RunSpec] = {}
+    for each, (plan, sources) in ((each, expand(each)) for each in grids):
+        missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
+        specs |= plan.specs
         if dry_run:
-            _list_missing(folder, plan)
+            for spec in missing:
+                typer.echo(f"{spec.hash}  {spec}")
+        else:
+            for note in prepare(folder, plan, sources):
+                say(f"Note: {note}")
+            missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
+        done = len(plan.specs) - len(missing)
+        line = f"{plan.title}: {len(plan.specs)} runs, {done} of them done already."
+        (typer.echo if dry_run else say)(line)
+        if dry_run or not missing:
             continue
-        for note in prepare(folder, plan, sources):
-            say(f"Note: {note}")
-        done = sum(map(folder.has, plan.specs.values()))
-        say(f"{plan.title}: {len(plan.specs)} runs, {done} of them done already.")
         job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
-        if done == len(plan.specs):
-            continue
         try:
             with watched(folder, plan) as notify:
                 if ray is not None:
@@ -162,34 +167,17 @@ def run(
             sys.exit(130)
     if dry_run:
         return
-    _summarise(folder, [plan for _, plan, _ in plans])
+    finished = sum(map(folder.has, specs.values()))
+    say(f"{finished} of {len(specs)} runs are finished in {out}.")
+    if failed := [why for name, why in folder.failures().items() if name in specs]:
+        for failure in failed[:10]:
+            say(f"  failed: {failure.spec}: {failure}")
+        say(f"{len(failed)} failed; their errors are in {out}/failed.")
+        sys.exit(1)
+    say(f"Next: ogkd bench table {out}{f' --plan {plan.name}' if len(folder.plans()) > 1 else ''}")
     if tune is not None:
         path = write_best(folder, plan)
         say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
-
-
-def _list_missing(folder: RunsFolder, plan: Plan) -> None:
-    """Print the runs that are missing, one per line, and how many there are."""
-    missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
-    for spec in missing:
-        typer.echo(f"{spec.hash}  {spec}")
-    count = len({spec.dataset for spec in plan.specs.values()})
-    done = len(plan.specs) - len(missing)
-    typer.echo(f"{plan.title}: {len(plan.specs)} runs on {count} dataset(s), {done} of them done.")
-
-
-def _summarise(folder: RunsFolder, plans: list[Plan]) -> None:
-    """Print a summary; the exit code is 1 if runs failed."""
-    specs = {key: spec for plan in plans for key, spec in plan.specs.items()}
-    finished = sum(map(folder.has, specs.values()))
-    say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
-    if failed := [(spec, reason) for spec in specs.values() if (reason := folder.reason(spec))]:
-        for spec, reason in failed[:10]:
-            say(f"  failed: {spec}: {reason}")
-        say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
-        sys.exit(1)
-    several = len(folder.plans()) > 1
-    say(f"Next: ogkd bench table {folder.root}{f' --plan {plans[0].name}' if several else ''}")
 
 
 @app.command()
@@ -246,14 +234,10 @@ def compare(
     _require_pandas()
     from ogkd.bench.compare import differences_markdown, published_markdown
 
-    folder, chosen = _chosen(runs, plan)
     if len(methods or ()) not in (0, 2):
         raise ConfigError("Give two labels or none.", argument="methods")
-    typer.echo(
-        differences_markdown(folder, chosen, *methods)
-        if methods
-        else published_markdown(folder, chosen)
-    )
+    both = _chosen(runs, plan)
+    typer.echo(differences_markdown(*both, *methods) if methods else published_markdown(*both))
 
 
 def _require_pandas() -> None:
@@ -276,6 +260,6 @@ def _chosen(runs: Path, name: str | None) -> tuple[RunsFolder, Plan]:
     if name is None and len(plans) == 1:
         (name,) = plans
     if name not in plans:
-        problem = f"There is no grid '{name}' in {runs}" if name else "There are several grids"
-        raise ConfigError(f"{problem}. Choose one with --plan: {', '.join(plans)}.")
+        known = ", ".join(plans)
+        raise ConfigError(f"Choose a grid of {runs} with --plan: {known}.", argument="plan")
     return folder, plans[name]

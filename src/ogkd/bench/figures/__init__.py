@@ -32,9 +32,7 @@ class FigureInput:
     @property
     def both(self) -> tuple[str, str]:
         if self.pair is None:
-            raise ConfigError(
-                f"It compares two methods, but '{self.plan.name}' has finished runs of one only."
-            )
+            raise ConfigError(f"It compares two methods, but '{self.plan.name}' has runs of one.")
         return self.pair
 
 
@@ -79,28 +77,21 @@ def make_figures(
     if pair and (len(set(pair)) < 2 or not methods.keys() >= set(pair)):
         raise ConfigError("Give the labels of two different rows.", argument="pair")
     given = FigureInput(plan, runs, pair or choose_pair(methods))
-    changed = changed_settings(plan)
-    made_with = f"Prompts: {prompts_used(run for _, run in runs)}"
-    made_with += f". Settings: {changed}" if changed else ""
+    words = [f"Prompts: {prompts_used(run for _, run in runs)}"]
+    words += [f"Settings: {changed}"] if (changed := changed_settings(plan)) else []
     paths: list[Path] = []
     impossible = []
     for name in dict.fromkeys(FIGURES if names is None else names):
         try:
-            paths += _write(given, name, out, made_with)
+            with styled():
+                for stem, figure in FIGURES[name](given):
+                    footer(figure, ". ".join(words))
+                    paths += write(figure, out, stem)
         except ConfigError as error:
             impossible.append(f"- {name}: {error}")
     if impossible and (names is not None or not paths):
         reasons = "\n".join(impossible)
         raise ConfigError(f"Plan '{plan.name}' does not allow these figures:\n{reasons}")
-    return paths
-
-
-def _write(given: FigureInput, name: str, out: Path, made_with: str) -> list[Path]:
-    paths = []
-    with styled():
-        for stem, figure in FIGURES[name](given):
-            footer(figure, made_with)
-            paths += write(figure, out, stem)
     return paths
 
 

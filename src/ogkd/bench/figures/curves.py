@@ -7,14 +7,14 @@ a panel shows, and how it is drawn.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ogkd.bench.figures import style
-from ogkd.bench.figures.style import Drawn, header, shown
+from ogkd.bench.figures.style import Drawn, shown
 from ogkd.bench.tidy import Condition, Summary, average_and_spread
 from ogkd.errors import ConfigError, pluralize
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 _BANDS = 5  # with more curves than this, only the pair has bands
 _TICKS = 6  # labels that fit below a small panel
-Values = Mapping[tuple[str, float | None], pd.DataFrame]
-"""(label, position; None: the row does not vary along the axis) -> (part, dataset) x seed."""
-
 _AXES = {
     "gamma": "Geometry strength γ",
     "budget": "Prompts per class of the teacher, N",
@@ -42,7 +39,6 @@ class Panel:
     title: str
     points: pd.DataFrame
     """label, x (NaN: it does not vary along the axis), mean, std (NaN for one seed)"""
-    datasets: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # datasets that lack runs
 
 
@@ -53,16 +49,14 @@ def few_shot(given: FigureInput, *, average: bool) -> Drawn:
         raise ConfigError(
             f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
         )
-    values = _values(summary, summary.conditions, "shots", "test")
-    title = "" if len(summary.datasets) > 1 else summary.datasets[0]
-    panels = [panel_of(title, "test", values)] if average else []
-    for name in summary.datasets if not average else ():
-        single = {
-            key: scores[scores.index.isin([name], "dataset")] for key, scores in values.items()
-        }
-        panels.append(panel_of(name, "test", {k: v for k, v in single.items() if len(v)}))
+    groups = {"": summary.datasets} if average and len(summary.datasets) > 1 else {}
+    groups = groups or {name: [name] for name in summary.datasets}
+    panels = [
+        panel_of(summary, title, "test", summary.conditions, "shots", names)
+        for title, names in groups.items()
+    ]
     stem = "few-shot-average" if average else "few-shot"
-    yield stem, draw_panels(panels, given, "shots", "Shots per class")
+    yield stem, _draw(panels, given, "shots", "Shots per class")
 
 
 def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
@@ -80,53 +74,37 @@ def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
         conditions = list(group)
         words = f"{shots} shot{'s' * (shots > 1)}" if shots else "all images"
         for part, title in titles.items():
-            values = _values(summary, conditions, swept, part)
-            if values:
-                panels.append(panel_of(title + words, part, values))
-    yield stem, draw_panels(panels, given, swept, _AXES.get(swept, swept))
+            panels.append(panel_of(summary, title + words, part, conditions, swept))
+    yield stem, _draw(panels, given, swept, _AXES.get(swept, swept))
 
 
-def panel_of(title: str, part: str, values: Values) -> Panel:
-    """Curves averaged over the datasets that have every point of every curve."""
-    names = {key: set(scores.index.get_level_values("dataset")) for key, scores in values.items()}
-    everything = set().union(*names.values())
-    kept = sorted(everything.intersection(*names.values()))
-    order = list(dict.fromkeys(label for label, _ in values))
+def panel_of(
+    summary: Summary,
+    title: str,
+    part: str,
+    conditions: Sequence[Condition],
+    axis: str,
+    datasets: Sequence[str] | None = None,
+) -> Panel:
+    """Curves averaged over the datasets that have every point of every curve, in percent."""
+    scores: dict[tuple[str, float | None], pd.DataFrame] = {}
+    for label, condition in itertools.product(summary.labels, conditions):
+        rows = summary.scores(label, condition, part, datasets)
+        if rows.empty:
+            continue
+        key = (label, _position(condition, axis))
+        if key in scores:
+            raise ConfigError(f"'{label}' has runs under several conditions with one {axis}.")
+        scores[key] = rows
+    names = [set(rows.index.unique("dataset")) for rows in scores.values()]
+    kept = set.intersection(*names) if names else set()
     points = [
-        (label, x, *average_and_spread(part, scores[scores.index.isin(kept, "dataset")]))
-        for (label, x), scores in sorted(
-            values.items(), key=lambda item: (order.index(item[0][0]), item[0][1] or 0.0)
-        )
+        (label, x, *average_and_spread(part, 100 * rows[rows.index.isin(kept, "dataset")]))
+        for (label, x), rows in scores.items()
         if kept
     ]
     frame = pd.DataFrame(points, columns=["label", "x", "mean", "std"]).astype({"x": float})
-    return Panel(title, frame, tuple(kept), tuple(sorted(everything.difference(kept))))
-
-
-def gain(panel: Panel, pair: tuple[str, str]) -> pd.Series:
-    """Δ = A - B where both methods have a point, by position."""
-    points = panel.points.dropna(subset="x")
-    both = points.pivot(index="x", columns="label", values="mean").reindex(columns=pair).dropna()
-    return both[pair[0]] - both[pair[1]]
-
-
-def _values(
-    summary: Summary, conditions: Sequence[Condition], axis: str, part: str
-) -> dict[tuple[str, float | None], pd.DataFrame]:
-    """The finished scores of a part along an axis, in percent."""
-    values: dict[tuple[str, float | None], pd.DataFrame] = {}
-    for label, condition in itertools.product(summary.labels, conditions):
-        scores = summary.scores(label, condition, part)
-        if scores.empty:
-            continue
-        key = (label, _position(condition, axis))
-        if key in values:
-            raise ConfigError(
-                f"'{label}' has runs under several conditions with {axis} = {key[1]}: make a grid "
-                f"that varies {axis} only."
-            )
-        values[key] = summary.metric.scale * scores
-    return values
+    return Panel(title, frame, tuple(sorted(set().union(*names) - kept)))
 
 
 def _position(condition: Condition, axis: str) -> float | None:
@@ -136,15 +114,12 @@ def _position(condition: Condition, axis: str) -> float | None:
     return None if value is None else float(value)
 
 
-def draw_panels(panels: Iterable[Panel], given: FigureInput, axis: str, x_name: str) -> Figure:
-    """Draw the panels with one legend; of budgets with the gain of the pair at each point."""
+def _draw(panels: Sequence[Panel], given: FigureInput, axis: str, x_name: str) -> Figure:
+    """Draw the panels with one legend."""
     panels = [panel for panel in panels if len(panel.points)]
     if len({x for panel in panels for x in panel.points["x"].dropna()}) < 2:
-        raise ConfigError(
-            f"A curve needs two values of {axis} at which every method has finished runs of a "
-            "common dataset."
-        )
-    labels = list(dict.fromkeys(label for label, _ in given.runs))
+        raise ConfigError(f"A curve needs two values of {axis} at which all methods have runs.")
+    labels = given.accuracy.labels
     look = style.looks(labels, given.pair or ())
     bands = labels if len(labels) <= _BANDS else given.pair or ()
     handles: dict[str, Artist] = {}
@@ -153,23 +128,13 @@ def draw_panels(panels: Iterable[Panel], given: FigureInput, axis: str, x_name: 
     for ax, panel in zip(axes, panels, strict=True):
         _draw_panel(ax, panel, look, handles, bands)
         _ticks(ax, panel, logarithmic=axis == "shots")
-        if axis == "budget" and given.pair:
-            _write_gains(ax, panel, given.pair)
     style.legend_below(figure, handles)
-    header(figure, *_heading(panels, given, axis))
-    return figure
-
-
-def _heading(panels: Sequence[Panel], given: FigureInput, axis: str) -> Iterator[str]:
-    """What is averaged, and what the numbers in the panels are."""
-    most = max(len(panel.datasets) for panel in panels)
     seeds = pluralize(len({run.spec.seed for _, run in given.runs}), "seed")
     bars = "; band: ± std over seeds" if seeds != "1 seed" else ""
-    yield f"Mean of {f'{most} datasets, ' if most > 1 else ''}{seeds}{bars}"
-    if axis == "budget" and given.pair:
-        yield f"Δ = {' − '.join(given.pair)}, in points"
-    if left_out := dict.fromkeys(name for panel in panels for name in panel.left_out):
-        yield f"Not finished, left out: {', '.join(left_out)}"
+    left_out = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
+    words = f"Not finished, left out: {left_out}" if left_out else ""
+    style.header(figure, f"Mean of {seeds}{bars}", words)
+    return figure
 
 
 def _draw_panel(
@@ -197,21 +162,9 @@ def _draw_panel(
 
 
 def _ticks(ax: Axes, panel: Panel, *, logarithmic: bool) -> None:
-    from matplotlib.ticker import NullLocator
-
     if logarithmic:
         ax.set_xscale("log", base=2)
-        ax.xaxis.set_minor_locator(NullLocator())
+        ax.minorticks_off()
     positions = sorted(panel.points["x"].dropna().unique())
     positions = positions[:: -(-len(positions) // _TICKS) or 1]
     ax.set_xticks(positions, [f"{x:g}" for x in positions])
-
-
-def _write_gains(ax: Axes, panel: Panel, pair: tuple[str, str]) -> None:
-    """Write Δ = A - B above each position."""
-    ax.margins(y=0.2)
-    for x, delta in gain(panel, pair).items():
-        ax.annotate(
-            f"{delta:+.1f}".replace("-", "−"), (x, 0.98), xycoords=("data", "axes fraction"),
-            ha="center", va="top", fontsize=6.5,
-        )  # fmt: skip

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ogkd.bench.compare import paired_runs
 from ogkd.bench.figures import style
-from ogkd.bench.figures.style import Drawn, Floats, header, shown
+from ogkd.bench.figures.style import Drawn, Floats, shown
 from ogkd.bench.runs import FinishedRun, LabelledRuns, RunSpec, same_images
 from ogkd.bench.tidy import right, spread
 from ogkd.errors import ConfigError
@@ -142,8 +142,7 @@ class PairedPredictions:
     title: str  # "retina, 16 shots"
     name: str  # for a file: "retina", "retina-novel"
     y: Labels  # [N]
-    a: Floats  # [N, C]
-    b: Floats  # [N, C]
+    both: tuple[Floats, Floats]  # of A and of B, [N, C] each
     run: NDArray[np.int64]  # [N], which of the pooled runs a prediction is from
     W: Floats  # [C, C], of A
     normal: tuple[int, ...]
@@ -155,10 +154,15 @@ class PairedPredictions:
 
 def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]:
     """A and B on each dataset and part, at the most shots and fewest flips that both have."""
+
+    def rank(spec: RunSpec) -> tuple[float, ...]:  # None is all
+        shots, budget = (math.inf if n is None else float(n) for n in (spec.shots, spec.budget))
+        return shots, -float(spec.flips), budget
+
     rows: dict[str, dict[tuple[float, ...], list[FinishedRun]]] = {label: {} for label in pair}
     for label, run in runs:
         if label in rows:
-            rows[label].setdefault(_rank(run.spec), []).append(run)
+            rows[label].setdefault(rank(run.spec), []).append(run)
     first, second = rows.values()
     best = max(first.keys() & second.keys(), default=())
     pairs = paired_runs(first[best], second[best]) if best else {}
@@ -167,14 +171,7 @@ def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]
             f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
             "and seed."
         )
-    chosen = [pairs[dataset] for dataset in sorted(pairs)]
-    return [_pool(*both, part) for both in chosen for part in both[0][0].parts]
-
-
-def _rank(spec: RunSpec) -> tuple[float, float, float]:
-    """The highest is compared: most shots, fewest flips, largest bank; None is all."""
-    shots, budget = (math.inf if n is None else float(n) for n in (spec.shots, spec.budget))
-    return shots, -float(spec.flips), budget
+    return [_pool(*pairs[name], part) for name in sorted(pairs) for part in pairs[name][0][0].parts]
 
 
 def _pool(
@@ -182,19 +179,19 @@ def _pool(
 ) -> PairedPredictions:
     spec = runs_a[0].spec
     pairs = [same_images(both, part) for both in zip(runs_a, runs_b, strict=True)]
-    words = [spec.dataset if part == "test" else f"{spec.dataset} ({part})"]
-    words += [f"{spec.shots} shots"] if spec.shots else []
-    words += [f"{spec.flips} flips"] if spec.flips else []
-    words += [f"{spec.budget} prompts"] if spec.budget else []
+    title = spec.dataset if part == "test" else f"{spec.dataset} ({part})"
+    a, b = (
+        np.concatenate([pair[side].probabilities for pair in pairs]).astype(np.float64)
+        for side in (0, 1)
+    )
     return PairedPredictions(
-        title=", ".join(words),
+        title=f"{title}, {spec.shots} shots" if spec.shots else title,
         name=spec.dataset if part == "test" else f"{spec.dataset}-{part}",
-        y=np.concatenate([a.labels for a, _ in pairs]).astype(np.int64),
-        a=np.concatenate([a.probabilities for a, _ in pairs]).astype(np.float64),
-        b=np.concatenate([b.probabilities for _, b in pairs]).astype(np.float64),
-        run=np.repeat(np.arange(len(pairs)), [len(a.labels) for a, _ in pairs]),
+        y=np.concatenate([first.labels for first, _ in pairs]).astype(np.int64),
+        both=(a, b),
+        run=np.repeat(np.arange(len(pairs)), [len(first.labels) for first, _ in pairs]),
         W=pairs[0][0].W.astype(np.float64),
-        normal=tuple(runs_a[0].result["normal"][part]),
+        normal=tuple(runs_a[0].result.normal[part]),
     )
 
 
@@ -211,16 +208,15 @@ def risk_curves(given: FigureInput) -> Drawn:
     figure, axes = style.grid(len(pairs), "Coverage (% kept)", "Risk (% wrong)", height=2.2)
     handles: dict[str, Artist] = {}
     for ax, images in zip(axes, pairs, strict=True):
-        for label, p, colour in zip(given.both, (images.a, images.b), style.COLOURS, strict=False):
+        for label, p, colour in zip(given.both, images.both, style.COLOURS, strict=False):
             handles[shown(label)] = _risk_curve(ax, images, p, colour)
-        _risk_axes(ax, f"{shown(images.title, 30)}\n{_AURC.heading}")
+        ax.set_xlim(0, 100)
+        ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
+        style.legend_above(ax, f"{shown(images.title, 30)}\n{_AURC.heading}")
     style.legend_below(figure, handles)
     several = max(images.seeds for images in pairs) > 1
-    header(
-        figure,
-        "Most confident images first; a lower curve and AURC are better"
-        + ("; mean over seeds, band and ± are the std over seeds" if several else "; one seed"),
-    )
+    words = "; mean over seeds, band and ± are the std over seeds" if several else "; one seed"
+    style.header(figure, f"Most confident images first; a lower curve and AURC are better{words}")
     yield "risk-coverage", figure
 
 
@@ -234,17 +230,6 @@ def _risk_curve(ax: Axes, images: PairedPredictions, p: Floats, colour: str) -> 
     if len(areas) > 1:
         style.band(ax, 100 * x, 100 * mean, 100 * std, colour)
     return line
-
-
-def _risk_axes(ax: Axes, title: str) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    ax.set_xlim(0, 100)
-    ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
-    ax.set_xticks([0, 25, 50, 75, 100])
-    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    small = {"fontsize": 7, "title_fontsize": 7, "handlelength": 1.0, "labelspacing": 0.3}
-    style.legend_above(ax, title, **small)
 
 
 def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
@@ -275,27 +260,26 @@ def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
     On wins A's margin is positive and B's is not, because the images were chosen so: the figure
     shows by how much, and is fair only beside the losses.
     """
-    better, worse = reversed(given.both) if losses else given.both
+    better, worse = (shown(label) for label in given.both[:: -1 if losses else 1])
+    words = f"{better} right, {worse} wrong"
 
-    def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
-        right, wrong = (images.b, images.a) if losses else (images.a, images.b)
-        chosen = wins(right, wrong, images.y)
-        y, both = images.y[chosen], (images.a[chosen], images.b[chosen])
+    def samples(images: PairedPredictions) -> list[_Sample]:
+        a, b = images.both
+        chosen = wins(b, a, images.y) if losses else wins(a, b, images.y)
+        y, both = images.y[chosen], [p[chosen] for p in images.both]
         k = min(_NEIGHBOURS, len(images.W) - 1)
         which = f"p of the {k} nearest classes in W"
         if k == len(images.W) - 1:
             which = f"p of all {k} other classes, 1 − p(y)"
-        apart = tuple(margins(p, y) for p in both)
         near = tuple(neighbour_mass(p, y, images.W, k=k) for p in both)
+        apart = tuple(margins(p, y) for p in both)
         panels = [
-            _Sample("Margin", "z(y) − max z(j), j ≠ y", apart),
+            _Sample(f"Margin (n = {len(y)})", "z(y) − max z(j), j ≠ y", apart),
             _Sample("Neighbour mass", which, near, bounds=(0.0, 1.0)),
         ]
-        words = f"{shown(better)} right, {shown(worse)} wrong; n = {len(y)}"
-        return (panels if len(y) else []), words
+        return panels if len(y) else []
 
-    problem = f"There is no image on which '{better}' is right and '{worse}' wrong."
-    return _densities(given, "losses" if losses else "wins", samples, problem)
+    return _densities(given, "losses" if losses else "wins", samples, words)
 
 
 def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
@@ -305,49 +289,46 @@ def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
     """
     what = "p of all diseases" + (" but the true one" if without_truth else "")
 
-    def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
-        if not images.normal or len(images.normal) == images.a.shape[1]:
-            return [], ""
+    def samples(images: PairedPredictions) -> list[_Sample]:
+        if not images.normal or len(images.normal) == len(images.W):
+            return []
         healthy = np.isin(images.y, images.normal)
-        missed = both_wrong(images.a, images.b, images.y) & ~healthy
+        missed = both_wrong(*images.both, images.y) & ~healthy
         panels = []
         for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):
             out = images.y[rows] if without_truth else None
-            both = images.a[rows], images.b[rows]
-            mass = tuple(disease_mass(p, images.normal, without=out) for p in both)
+            mass = tuple(disease_mass(p[rows], images.normal, without=out) for p in images.both)
             panels.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
-        return panels, ""
+        return panels
 
-    problem = "No dataset has both normal classes and classes of disease."
-    return _densities(given, f"disease-mass{'-other' * without_truth}", samples, problem)
+    return _densities(given, f"disease-mass{'-other' * without_truth}", samples)
 
 
 def _densities(
     given: FigureInput,
     stem: str,
-    samples_of: Callable[[PairedPredictions], tuple[list[_Sample], str]],
-    problem: str,
+    samples_of: Callable[[PairedPredictions], list[_Sample]],
+    words: str = "",
 ) -> Drawn:
-    """A figure for each dataset that has samples; `problem` if none has."""
-    empty = True
-    for images in paired(given.runs, given.both):
-        samples, what = samples_of(images)
-        if not samples:
-            continue
-        empty = False
+    """A figure for each dataset that has samples; ConfigError if none has."""
+    pairs = [(images, samples_of(images)) for images in paired(given.runs, given.both)]
+    if not any(samples for _, samples in pairs):
+        raise ConfigError(f"No dataset has such images{f' ({words})' if words else ''}.")
+    for images, samples in (pair for pair in pairs if pair[1]):
         figure, axes = style.grid(len(samples), y_name="Density", height=2.0, width=3.0)
         for ax, sample in zip(axes, samples, strict=True):
             _density_panel(ax, sample, given.both)
         pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
-        header(figure, "; ".join(filter(None, [shown(images.title, 60), what, pooled])))
+        title = shown(images.title, 60)
+        style.header(figure, "; ".join(filter(None, [title, words, pooled])))
         yield f"{stem}-{style.file_stem(images.name)}", figure
-    if empty:
-        raise ConfigError(problem)
 
 
 def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
-    low, high = sample.bounds or _with_room(np.concatenate(sample.values))
-    grid = np.linspace(low, high, 401)
+    everything = np.concatenate(sample.values)
+    low, high = sample.bounds or (float(everything.min()), float(everything.max()))
+    room = 0.0 if sample.bounds else 0.15 * (high - low) or 1.0
+    grid = np.linspace(low - room, high + room, 401)
     for label, values, colour in zip(pair, sample.values, style.COLOURS, strict=False):
         total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
         name = f"{shown(label, 20)}: {total.replace('-', '−')}"
@@ -359,19 +340,11 @@ def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
         else:  # the values themselves instead, at one height
             across = ax.get_xaxis_transform()
             ax.plot(values, 0.4 + 0 * values, "o", color=colour, transform=across, label=name)
-    ax.locator_params(axis="x", nbins=6)
-    ax.set_xlim(low, high)
+    ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(bottom=0)
     ax.set_xlabel(sample.x_name)
     ax.set_yticks([])
-    ax.spines["left"].set_visible(False)
     style.legend_above(ax, sample.title)
-
-
-def _with_room(values: Floats) -> tuple[float, float]:
-    low, high = float(values.min()), float(values.max())
-    room = 0.15 * (high - low) or 1.0
-    return low - room, high + room
 
 
 # The class graph
@@ -405,7 +378,6 @@ def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
     ax.set_yticks(range(n), names)
     ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
     ax.grid(False)
-    ax.spines[:].set_visible(False)
     for row, column in np.ndindex(n, n) if n <= _WRITTEN else ():
         ink = "white" if W[row, column] > 0.6 * W.max() else "#222222"
         number = f"{W[row, column]:.2f}".removeprefix("0")
@@ -413,7 +385,6 @@ def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
     ax.set_ylabel("Class")
     ax.set_xlabel("Neighbour")
     bar = figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
-    bar.outline.set_visible(False)
     bar.set_label("Weight in W, rows sum to one")
-    header(figure, f"Class graph W of {title}")
+    style.header(figure, f"Class graph W of {title}")
     return figure

@@ -91,8 +91,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Artist]) -> None:
     each = 0.4 + 0.06 * max(map(len, handles))  # inches for one entry
     many = max(1, min(len(handles), int(figure.get_figwidth() / each)))
     figure.set_figheight(figure.get_figheight() + 0.15 * -(-len(handles) // many))
-    names, lines = list(handles), list(handles.values())
-    figure.legend(lines, names, loc="outside lower center", ncols=many, columnspacing=1.2)
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=many)
 
 
 def header(figure: Figure, *lines: str) -> None:
@@ -111,12 +110,10 @@ def band(ax: Axes, x: Any, mean: Any, std: Any, colour: str) -> None:
     ax.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
-def legend_above(ax: Axes, title: str, **more: Any) -> None:
+def legend_above(ax: Axes, title: str) -> None:
     """Write a title and the legend above the axes, where no data are."""
-    ax.legend(
-        title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1),
-        borderaxespad=0.2, borderpad=0, **more,
-    )  # fmt: skip
+    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "borderpad": 0}
+    ax.legend(title=title, alignment="left", **place)
 
 
 def shown(name: str, longest: int = 32) -> str:
