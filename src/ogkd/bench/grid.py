@@ -241,8 +241,6 @@ def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -
 def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     preset = _preset(grid, source, row)
     fields = set(METHODS[row.method].Config.model_fields)
-    if not make_method(row.method, preset=preset, settings=row.settings).needs_training:
-        fields.discard("train")  # of `fused`: it is for the method that learns its texts
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
     if grid.tuned is not None:
         common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
