@@ -130,19 +130,6 @@ def _compare_part(
     `names` are our datasets by benchmark; `different` says how one's images or classes differ.
     Averages are over the datasets with the benchmark's classes, on both sides.
     """
-
-    def beside(
-        name: str, value: float, datasets: Sequence[str], notes: Sequence[str], comparable: bool
-    ) -> Iterator[dict[str, Any]]:
-        if average := average_of(datasets):
-            if not average.complete:
-                notes = [f"{average.done} of {average.planned} are finished", *notes]
-            ours = 100 * average.value
-            difference = ours - value if comparable and average.complete else math.nan
-            row = {"table": table, "dataset": name, "ours": ours}
-            yield row | {"published": value, "difference": difference, "note": "; ".join(notes)}
-
-    values = theirs.set_index(["part", "dataset"])["value"]
     rows = theirs[theirs["part"] == part.removeprefix("mean-")]
     table, printed = next(iter(rows["table"]), ""), rows.set_index("dataset")["value"].to_dict()
     # The paper has no base-to-novel numbers of some benchmarks.
@@ -153,24 +140,55 @@ def _compare_part(
     for name, dataset in ours.items() if part != "mean-hm" else ():
         if name in printed:
             notes = [different[dataset]] if dataset in different else []
-            yield from beside(name, printed[name], [dataset], notes, not notes)
-    same = [name for name, dataset in ours.items() if dataset not in different]
+            row = {"table": table, "dataset": name}
+            yield from _beside(average_of([dataset]), row, printed[name], notes, not notes)
     # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-    if AVERAGE not in printed or not same or (part == "mean-hm" and only_average):
+    if AVERAGE in printed and not (part == "mean-hm" and only_average):
+        yield from _compare_average(average_of, part, theirs, ours, different, every)
+
+
+def _compare_average(
+    average_of: Callable[[Sequence[str]], Average | None],
+    part: str,
+    theirs: pd.DataFrame,
+    ours: Mapping[str, str],
+    different: Mapping[str, str],
+    every: Sequence[str],
+) -> Iterator[dict[str, Any]]:
+    """The row of the average, over the datasets with the benchmark's classes."""
+    same = [name for name, dataset in ours.items() if dataset not in different]
+    if not same:
         return
-    value, notes = printed[AVERAGE], []
+    rows = theirs[theirs["part"] == part.removeprefix("mean-")]
+    value = printed = float(rows.set_index("dataset")["value"][AVERAGE])
+    only_average, notes = len(rows) == 1, []
     if only_average and set(same) != set(every):
         notes = [f"ours: {len(same)} of {len(every)} datasets"]
     elif not only_average:
-        value = _published_average(values, part, same)
+        value = _published_average(theirs.set_index(["part", "dataset"])["value"], part, same)
         if len(same) < len(every):
             notes = [f"both over {len(same)} datasets"]
-        elif abs(value - printed[AVERAGE]) > _ROUNDING:
-            notes = [f"printed: {printed[AVERAGE]:.2f}"]
+        elif abs(value - printed) > _ROUNDING:
+            notes = [f"printed: {printed:.2f}"]
     comparable = not (only_average and notes)
     if other := [f"{name} ({different[ours[name]]})" for name in ours if name not in same]:
         notes.append(f"left out: {', '.join(other)}")
-    yield from beside(AVERAGE, value, [ours[name] for name in same], notes, comparable)
+    row = {"table": next(iter(rows["table"])), "dataset": AVERAGE}
+    yield from _beside(average_of([ours[name] for name in same]), row, value, notes, comparable)
+
+
+def _beside(
+    average: Average | None, row: dict[str, Any], value: float, notes: list[str], comparable: bool
+) -> Iterator[dict[str, Any]]:
+    """The row with our average beside a published value; nothing without finished runs."""
+    if average is None:
+        return
+    if not average.complete:
+        notes = [f"{average.done} of {average.planned} are finished", *notes]
+    ours = 100 * average.value
+    difference = ours - value if comparable and average.complete else math.nan
+    facts = {"ours": ours, "published": value, "difference": difference}
+    yield row | facts | {"note": "; ".join(notes)}
 
 
 def _published_average(values: pd.Series, part: str, datasets: Sequence[str]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,6 +21,7 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from ogkd.bench.grid import Grid
     from ogkd.bench.runs import Plan, RunsFolder, RunSpec
+    from ogkd.bench.worker import Job, Notify
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
@@ -128,8 +130,7 @@ def run(
     from ogkd.bench.grid import expand, tuning_grid, write_best
     from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.worker import make_job, run_processes, run_ray, watched, work
-    from ogkd.features.cluster import Cluster
+    from ogkd.bench.worker import make_job, watched
 
     folder, grids = RunsFolder(out), grid.read()
     if tune is not None:
@@ -153,31 +154,46 @@ def run(
         if dry_run or not missing:
             continue
         job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
-        try:
-            with watched(folder, plan) as notify:
-                if ray is not None:
-                    cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
-                    run_ray(job, Cluster(ray, workers, cores), notify)
-                elif workers == 0:
-                    work(job, notify)
-                else:
-                    run_processes(job, workers or 1, notify)
-        except KeyboardInterrupt:
-            say("Stopped. Run the same command again to resume.")
-            sys.exit(130)
+        with watched(folder, plan) as notify:
+            _work(job, notify, workers, ray)
     if dry_run:
         return
-    finished = sum(map(folder.has, specs.values()))
-    say(f"{finished} of {len(specs)} runs are finished in {out}.")
-    if failed := [why for name, why in folder.failures().items() if name in specs]:
-        for failure in failed[:10]:
-            say(f"  failed: {failure.spec}: {failure}")
-        say(f"{len(failed)} failed; their errors are in {out}/failed.")
-        sys.exit(1)
-    say(f"Next: ogkd bench table {out}{f' --plan {plan.name}' if len(folder.plans()) > 1 else ''}")
+    _print_end(folder, plan, specs)
     if tune is not None:
         path = write_best(folder, plan)
         say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
+
+
+def _work(job: Job, notify: Notify, workers: int | None, ray: str | None) -> None:
+    """Run a job here, in processes or on a cluster, until it is done or stopped."""
+    from ogkd.bench.worker import run_processes, run_ray, work
+    from ogkd.features.cluster import Cluster
+
+    try:
+        if ray is not None:
+            cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
+            run_ray(job, Cluster(ray, workers, cores), notify)
+        elif workers == 0:
+            work(job, notify)
+        else:
+            run_processes(job, workers or 1, notify)
+    except KeyboardInterrupt:
+        say("Stopped. Run the same command again to resume.")
+        sys.exit(130)
+
+
+def _print_end(folder: RunsFolder, plan: Plan, wanted: Mapping[str, RunSpec]) -> None:
+    """What is finished, and what failed: then the exit code is 1."""
+    failed = [why for name, why in folder.failures().items() if name in wanted]
+    finished = sum(map(folder.has, wanted.values()))
+    say(f"{finished} of {len(wanted)} runs are finished in {folder.root}.")
+    for failure in failed[:10]:
+        say(f"  failed: {failure.spec}: {failure}")
+    if failed:
+        say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
+        sys.exit(1)
+    named = f" --plan {plan.name}" if len(folder.plans()) > 1 else ""
+    say(f"Next: ogkd bench table {folder.root}{named}")
 
 
 @app.command()

@@ -37,23 +37,15 @@ def read_findings(
 
     `wanted` names the findings to read; without it, they are all that the table has.
     """
-    by_name = {fold_name(name): name for name in columns}
-    asked = None if wanted is None else [by_name.get(fold_name(name)) for name in wanted]
-    if rows and LISTED in rows[0][1] and not any(asked or ()):
-        return _listed(path, rows, wanted)
-    if asked is not None and None in asked:
-        missing = (wanted or ())[asked.index(None)]
-        raise DataError(
-            f"{path} has no column '{missing}'.{did_you_mean(missing, columns.values())} It has: "
-            f"{', '.join(columns.values())}.",
-            argument="findings",
-        )
-    names = [name for name in (_binary_columns(columns, rows) if asked is None else asked) if name]
-    if not names:
-        raise DataError(
-            f"{path} needs the columns path and label, or a column of 1, 0 or nothing for each "
-            f"finding, but has: {', '.join(rows[0][1])}."
-        )
+    if wanted is None:
+        if rows and LISTED in rows[0][1]:
+            return _listed(path, rows, wanted)
+        names = _binary_columns(path, columns, rows)
+    else:
+        by_name = {fold_name(name): name for name in columns}
+        if rows and LISTED in rows[0][1] and not by_name.keys() & set(map(fold_name, wanted)):
+            return _listed(path, rows, wanted)
+        names = [_column(path, columns, by_name, name) for name in wanted]
     values = []
     for line, row in rows:
         if invalid := next((name for name in names if row[name].lower() not in _VALUES), None):
@@ -66,15 +58,31 @@ def read_findings(
     return read_class_names([columns[name] for name in names]), values, _in_words(rest, rows)
 
 
-def _binary_columns(columns: Mapping[str, str], rows: Lines) -> list[str]:
+def _column(path: Path, columns: Mapping[str, str], by_name: Mapping[str, str], wanted: str) -> str:
+    column = by_name.get(fold_name(wanted))
+    if not column:
+        raise DataError(
+            f"{path} has no column '{wanted}'.{did_you_mean(wanted, columns.values())} It has: "
+            f"{', '.join(columns.values())}.",
+            argument="findings",
+        )
+    return column
+
+
+def _binary_columns(path: Path, columns: Mapping[str, str], rows: Lines) -> list[str]:
     """The columns that have 1 and 0 in them, and hardly anything else."""
     binary = []
-    for name in columns:
+    for name in filter(None, columns):
         values = [_VALUES.get(row[name].lower()) for _, row in rows]
         known = sum(value in (PRESENT, ABSENT) for value in values)
         strange = sum(value is None for value in values)
-        if name and known > _MOSTLY * (known + strange):
+        if known > _MOSTLY * (known + strange):
             binary.append(name)
+    if not binary:
+        raise DataError(
+            f"{path} needs the columns path and label, or a column of 1, 0 or nothing for each "
+            f"finding, but has: {', '.join(rows[0][1])}."
+        )
     return binary
 
 

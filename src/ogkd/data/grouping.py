@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import shorten
 
@@ -236,21 +236,14 @@ def _warn_of_irregularities(
     groups: Mapping[str, Sequence[Case]], series: Mapping[ImageRef, Series]
 ) -> None:
     """Warn about irregular series and mixed cases; their images are used all the same."""
-    lines = []
     by_series: dict[str, list[Series]] = defaultdict(list)
     for header in series.values():
         by_series[header.series].append(header)
-    for uid, headers in by_series.items():
-        numbers = Counter(h.number for h in headers if h.number is not None)
-        between = range(min(numbers, default=0), max(numbers, default=-1) + 1)
-        missing = [str(number) for number in between if number not in numbers]
-        repeated = [str(number) for number in between if numbers[number] > 1]
-        for instances, what in ((missing, "is missing"), (repeated, "occurs more than once")):
-            if instances:
-                shown = shorten(", ".join(instances), 40, placeholder=" ...")
-                lines.append(f"series {uid}: instance {shown} {what}")
-        if len({h.normal for h in headers if h.normal}) > 1:
-            lines.append(f"series {uid}: slices of more than one orientation")
+    lines = [
+        f"series {uid}: {problem}"
+        for uid, headers in by_series.items()
+        for problem in _irregularities(headers)
+    ]
     for name, group in groups.items():
         images = images_of(group)
         headers = [series[image] for image in images if image in series]
@@ -264,3 +257,17 @@ def _warn_of_irregularities(
     if lines:
         text = f"These series or cases are irregular; all images are used:\n{first_lines(lines)}"
         warnings.warn(text, OgkdWarning, stacklevel=3)
+
+
+def _irregularities(headers: Sequence[Series]) -> Iterator[str]:
+    """What is wrong with the slices of one series."""
+    numbers = Counter(h.number for h in headers if h.number is not None)
+    between = range(min(numbers, default=0), max(numbers, default=-1) + 1)
+    missing = [str(number) for number in between if number not in numbers]
+    repeated = [str(number) for number in between if numbers[number] > 1]
+    for instances, what in ((missing, "is missing"), (repeated, "occurs more than once")):
+        if instances:
+            shown = shorten(", ".join(instances), 40, placeholder=" ...")
+            yield f"instance {shown} {what}"
+    if len({h.normal for h in headers if h.normal}) > 1:
+        yield "slices of more than one orientation"
