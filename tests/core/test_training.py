@@ -85,6 +85,28 @@ def test_seeds_trained_together_equal_each_alone(learner, bert_backbone, text_dr
         torch.testing.assert_close(context, alone, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("stop_at", [0, 1, 3, 4])
+def test_an_interrupted_training_ends_like_an_uninterrupted_one(
+    learner, bert_backbone, tmp_path, stop_at
+):
+    run = make_run(bert_backbone, 1)
+    whole = train_contexts(learner, [run], objective, CONFIG, text_dropout=True)
+    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
+
+    def interrupt(entry):
+        if entry["epoch"] == stop_at:
+            raise KeyboardInterrupt
+
+    def train(log=None):
+        return train_contexts(
+            learner, [run], objective, CONFIG, text_dropout=True, checkpoint=checkpoint, log=log
+        )
+
+    with pytest.raises(Interrupted, match=f"after epoch {stop_at + 1} of 6.*same fit again"):
+        train(interrupt)
+    assert torch.equal(train(), whole)
+
+
 def test_a_checkpoint_of_another_training_is_refused_and_untouched(
     learner, bert_backbone, tmp_path
 ):

@@ -101,6 +101,18 @@ def test_a_changed_shard_is_noticed_and_its_features_are_computed_again(
     assert (third.encoded, third.damaged) == (0, set())
 
 
+def test_a_feature_of_another_shape_is_not_stretched(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    whole = store.get(files).globals
+    (shard,) = store.folder.glob("*.safetensors")
+    narrow = save({key: torch.ones(1) for key in load_file(shard)})
+    shard.unlink()
+    (store.folder / f"{hashlib.sha256(narrow).hexdigest()}.safetensors").write_bytes(narrow)
+    again = FeatureStore(bert_backbone)
+    assert torch.equal(again.get(files).globals, whole)
+    assert len(again.damaged) == 1
+
+
 def test_the_first_features_stay_whatever_is_added_later(bert_backbone, files):
     store = FeatureStore(bert_backbone)
     whole = store.get(files).globals
