@@ -21,6 +21,7 @@ from ogkd.methods import (
     folds,
     join_heads,
 )
+from ogkd.progress import progress_bar
 
 _FOLDS = 4  # held-out cases that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
@@ -110,10 +111,13 @@ def _held_out(method: Method, given: CaseSupport, text: TextSide, seed: int) -> 
     if fold is None:
         return None
     z = torch.zeros(len(given.case), len(text.class_names), dtype=torch.float64)
-    for number in fold.unique().tolist():
-        head = _fit_head(method, given.subset(fold != number), text, seed)
-        out = (fold == number)[given.case]
-        z[out] = head.of_rows(given.rows[out].float()).double()
+    numbers = fold.unique().tolist()
+    with progress_bar("Fitting without some cases", len(numbers)) as bar:
+        for number in numbers:
+            head = _fit_head(method, given.subset(fold != number), text, seed)
+            out = (fold == number)[given.case]
+            z[out] = head.of_rows(given.rows[out].float()).double()
+            bar.advance()
     return z
 
 
