@@ -43,6 +43,12 @@ class Server(httpx.Client):
         super().__init__(base_url=address, timeout=3000, trust_env=False)
         self.process, self.folder, self.address = process, folder, address
 
+    def __exit__(self, *error: Any) -> None:
+        """A test that fails leaves no process to the tests after it."""
+        super().__exit__(*error)
+        with self.process as process:
+            process.kill()
+
     def classify(self, content: bytes, **query: str) -> httpx.Response:
         return self.post("/predict", content=content, params=query)
 

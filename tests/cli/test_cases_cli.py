@@ -121,17 +121,18 @@ def test_predictions_have_a_row_for_each_case_in_either_format(ogkd, world, tmp_
         assert "--cases" in ogkd("predict", world.model, world.table.parent / "test").err
 
 
-def test_a_calibrated_model_is_evaluated_with_rows_and_a_report(ogkd, world, tmp_path):
+def test_a_calibrated_model_is_evaluated_with_numbers_and_a_report(ogkd, world, tmp_path):
     model = shutil.copytree(world.model, tmp_path / "calibrated")
     guarantee = ("--sensitivity", 0.8) if world.findings else ()
     outcome = ogkd("calibrate", model, world.table, *guarantee)
     assert outcome.code == 0, outcome.err
-    table, page = tmp_path / "rows.csv", tmp_path / "report.html"
-    files = ("--csv", table, "--report", page)
+    written, page = tmp_path / "result.json", tmp_path / "report.html"
+    files = ("--out", written, "--report", page)
     outcome = ogkd("evaluate", model, world.table, "--json", "--resamples", 0, *files)
     assert outcome.code == 0, outcome.err
     result = json.loads(outcome.out)
-    assert result["images"] == len(rows(table.read_text(encoding="utf-8"))) == 24
+    assert result == json.loads(written.read_text(encoding="utf-8"))
+    assert result["images"] == 24
     if world.findings:
         assert result["sensitivity"] == 0.8
         assert list(result["per_finding"]) == list(FINDINGS)

@@ -73,7 +73,7 @@ def test_sets_and_threshold_of_the_file_are_the_calibrations_own(exported, model
     noted = file_of(exported.path.read_bytes()).card["calibration"]
     p = np.random.default_rng(0).dirichlet([1.0, 1.0, 1.0], 200).astype(np.float32)
     least = noted["sets"]["least_probability"]
-    limits = model.calibration.limits(model.task, noted["sets"]["coverage"])
+    limits = model.calibration.limits(noted["sets"]["coverage"])
     expected = model.task.plausible(p, limits)
     assert np.array_equal(p >= np.array(least[0]), expected)
     assert 0 < expected.mean() < 1

@@ -6,6 +6,7 @@ import pytest
 from ogkd.backbones import load_backbone
 from ogkd.data.tasks import OneOf
 from ogkd.fitting.prepare import text_sides
+from ogkd.model.calibration import CalibratedSets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.scaling import fit_temperature
 from ogkd.model.support_sets import SupportSets
@@ -168,9 +169,10 @@ def test_the_confusion_counts_every_judged_label_once(text):
 def test_sets_are_exact_once_every_class_has_nine_labels(text):
     X, y = toy(text, 14, noise=0.9)
     few = everything(text, X, y, labelled=np.arange(42) % 14 < 8)
-    assert few.decider.support_sets is None
+    assert isinstance(few.decider.sets, CalibratedSets)
     assert few.sets is not None
     many = everything(text, X, y, labelled=np.arange(42) % 14 < 10)
+    assert isinstance(many.decider.sets, SupportSets)
     rest = np.arange(42) % 14 >= 10
     support = SupportFeatures(X[~rest], y[~rest])
     plain = SupportSets.among(many.decider.classifier.head, support, text.class_names)

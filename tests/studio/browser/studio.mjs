@@ -118,6 +118,8 @@ await page.keyboard.press("3"); // correct it
 await page.waitForSelector("dialog .notice[role=status]", wait);
 await page.waitForFunction(async (labels) => (await (await fetch("/api/state")).json()).labelled > labels, before, wait);
 results.corrected = (await state(page)).labelled - before;
+await page.locator("dialog").getByText("Close").click();
+await page.waitForSelector("dialog", { ...wait, state: "detached" });
 for (const kind of ["handover", "predictions", "labels", "report"]) {
   const [download] = await Promise.all([page.waitForEvent("download", wait), page.click(`#export-${kind}`)]);
   results[kind] = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };
