@@ -148,7 +148,7 @@ def accuracy_line(session: Session) -> str:
         return line
     label, recall, images = judged.weakest
     name = session.project.class_names[label]
-    return f"{line} Weakest class: {name}, {recall:.0%} of its {images} images."
+    return f"{line} Weakest of the classes with five or more: {name}, {recall:.0%} of {images}."
 
 
 def hand_over(session: Session) -> bytes:
