@@ -182,7 +182,7 @@ def test_installed_methods_are_found_when_they_are_needed(install):
         (plugins.METHODS, ImportError("no torch"), "ImportError: no torch"),
         (plugins.METHODS, means("coop"), "Two methods are named 'coop'"),
         (plugins.METHODS, 3, "3 is not a subclass of"),
-        (plugins.DATASETS, 3, "not the path of a catalogue"),
+        (plugins.DATASETS, 3, "expected str, bytes or os.PathLike object, not int"),
         (plugins.DATASETS, "/no/such/file.toml", "No such file"),
         (plugins.DATASETS, OSError("x"), "OSError: x"),
     ],

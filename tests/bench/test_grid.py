@@ -39,14 +39,14 @@ def test_settings_go_to_the_methods_that_have_them_and_replace_those_of_rows(gri
     assert labels_of(grid_file) == {"zero-shot": {}, "gda": {}, "coop": epochs, "OGKD": epochs}
     rows = [
         {"method": "coop", "settings": {"train.epochs": 9}},
-        {"method": "fused"},  # its `train` is for a method that learns texts, which this one lacks
-        {"method": "fused", "label": "learned", "settings": {"text": "ogkd"}},
+        {"method": "fused"},  # it trains nothing
+        {"method": "fused", "label": "template", "settings": {"text": "single"}},
     ]
     changes = {"rows": rows, "methods": [], "settings": {"views": 0}, "over": {"train.epochs": 3}}
     assert labels_of(grid_file, **changes) == {
         "coop": {"views": 0, "train.epochs": 3},
         "fused": {"views": 0},
-        "learned": {"views": 0, "text": "ogkd", "train.epochs": 3},
+        "template": {"views": 0, "text": "single"},
     }
 
 

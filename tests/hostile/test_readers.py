@@ -200,7 +200,7 @@ def valid_calibration(path):
     (question,) = calibration.questions
     assert 0 < question.temperature < 21
     with contextlib.suppress(OgkdError):
-        assert [limit.shape for limit in calibration.limits(TASK, 0.8)] == [(3,)]
+        assert [limit.shape for limit in calibration.limits(0.8)] == [(3,)]
     with contextlib.suppress(OgkdError):
         assert 0 <= question.threshold(0.2) <= 1
 

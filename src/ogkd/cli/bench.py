@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
-_MOST = 10_000  # numbers of an option
+_MOST = 1000  # numbers of an option
 
 RunsArgument = Annotated[Path, Argument(help="A folder written by `bench run --out`.")]
 PlanOption = Annotated[
@@ -88,9 +88,11 @@ def _numbers(name: str, text: str | None) -> list[int] | None:
         return None
     try:
         ends = [[int(end) for end in part.split("-")] for part in opt.split_list(text)]
-        numbers = [number for part in ends for number in range(part[0], min(part[-1], _MOST) + 1)]
     except ValueError:
-        numbers = []
+        ends = []
+    if sum(max(0, part[-1] - part[0] + 1) for part in ends) > _MOST:
+        raise ConfigError(f"'{text}' are more than {_MOST:,} numbers.", argument=name)
+    numbers = [number for part in ends for number in range(part[0], part[-1] + 1)]
     if not numbers:
         raise ConfigError(f"Give numbers such as 1,4,16 or 1-8, not '{text}'.", argument=name)
     return numbers

@@ -198,6 +198,11 @@ class Task:
         """The shape of one target as an array."""
         return ()
 
+    @property
+    def label_range(self) -> tuple[int, int]:
+        """The least and the most that a number of `labels` may be."""
+        return 0, len(self.names) - 1
+
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         """The numbers of the names that these targets can teach, and warnings about the others."""
         return list(range(len(self.names))), []

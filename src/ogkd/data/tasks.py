@@ -133,6 +133,10 @@ class Findings(Task):
     def label_shape(self) -> tuple[int, ...]:
         return (len(self.names),)
 
+    @property
+    def label_range(self) -> tuple[int, int]:
+        return UNKNOWN, PRESENT
+
     def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
         kept, warnings = [], []
         for f, (name, known) in enumerate(self.counts(targets).items()):

@@ -55,6 +55,7 @@ def _load_plugins() -> None:
 
 
 METHODS = _Methods()
+MOST = 1_000_000  # of a setting that is a whole number: it counts epochs, views or texts
 
 
 def register(method: MethodT) -> MethodT:
@@ -96,7 +97,7 @@ def make_method(
         merged = known[preset]
     _merge(merged, settings or {})
     try:
-        return method(method.Config.model_validate(merged))
+        config = method.Config.model_validate(merged)
     except ValidationError as error:
         problem = error.errors()[0]
         setting = ".".join(str(part) for part in problem["loc"])
@@ -105,6 +106,10 @@ def make_method(
         if problem["type"] == "extra_forbidden":
             what = f"{name} has no setting '{setting}'.{did_you_mean(setting, names)}"
         raise ConfigError(f"{what} Settings of {name}: {', '.join(names)}.") from None
+    for setting, value in flatten(config.model_dump()):
+        if isinstance(value, int) and value > MOST:
+            raise ConfigError(f"Setting '{setting}' of {name} is {value}, more than {MOST:,}.")
+    return method(config)
 
 
 def flatten(settings: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:

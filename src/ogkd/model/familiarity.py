@@ -63,6 +63,9 @@ class SupportFeatures:
         shape = (len(rows), *task.label_shape)
         if rows.ndim != 2 or rows.shape[1] != width or labels.shape != shape:
             raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
+        least, most = task.label_range
+        if labels.size and not least <= labels.min() <= labels.max() <= most:
+            raise _damaged(path, f"labels outside the {len(task.names)} {task.plural}")
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")

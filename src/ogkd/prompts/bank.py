@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.errors import ConfigError, DataError, did_you_mean
-from ogkd.files import read_json, read_text, read_toml
+from ogkd.files import is_text, read_json, read_text, read_toml
 from ogkd.prompts.released import RELEASED, require_released
 
 OURS = "ours"  # the shipped bank of a dataset
@@ -196,6 +196,8 @@ def _check(bank: Mapping[str, Any], source: str) -> None:
         # A string is a sequence too, of letters.
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             problem = "its texts are not a list of strings"
+        elif not all(map(is_text, (name, *texts))):
+            problem = "it has half a character (a lone surrogate)"
         elif not any(text.strip() for text in texts):
             problem = "it has no prompts"
         elif (other := spelling.setdefault(fold(name), name)) != name:
