@@ -175,7 +175,7 @@ def run(train: Cases, test: Cases, text: TextSide, seed: int) -> dict[str, Any]:
     views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
     support = Support(views, labels[case], case=case)
     found: dict[str, Any] = {}
-    every, usual, method = pooling.TAUS, pooling.usual, make_method("fused")
+    every, common, method = pooling.TAUS, pooling.common_part, make_method("fused")
     for kind, known in (("images", shows), ("cases", None)):
         given = CaseSupport(support, rows, case, labels, known)
         began = time.process_time()
@@ -186,11 +186,11 @@ def run(train: Cases, test: Cases, text: TextSide, seed: int) -> dict[str, Any]:
         seconds = time.process_time() - began
         z = head.of_rows(test[0]).double()
         if held is not None:
-            pooling.usual = lambda z, case: z.new_zeros(int(case.max()) + 1, z.shape[1])
+            pooling.common_part = lambda z, case: z.new_zeros(int(case.max()) + 1, z.shape[1])
             for name, tau in {"mean": math.inf, "max": 0.0}.items():
                 pooling.TAUS = (tau,)
                 ways[name] = pooling.fit_pooling(held, case, labels, text.normal)
-            pooling.TAUS, pooling.usual = every, usual
+            pooling.TAUS, pooling.common_part = every, common
         for name, how in ways.items():
             tau = None if math.isinf(how.tau) else how.tau
             found[f"{kind}/{name}"] = judge(how.logits(z, test[1]), test[2]) | {"tau": tau}
