@@ -11,6 +11,7 @@ import pytest
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.evaluation import Evaluation, evaluate_predictions
 from ogkd.evaluation.sections import cell, in_units, join_words, name_columns, percent
+from ogkd.model.calibration import Calibration
 from world import predictions
 
 NAMES = ("cyst", "mass", "normal", "stone")
@@ -130,3 +131,18 @@ def test_words_numbers_and_columns():
     assert name_columns(("a", "b")) == (("a", "b"), ("a", "b"))
     columns, rows = name_columns([f"class {letter}" for letter in "abcdefghij"])
     assert (columns[9], rows[9]) == ("10", "10 class j")
+
+
+def test_sets_and_thresholds_are_not_called_guaranteed_where_all_cases_fit_the_scale():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 60)
+    judged = predictions(labels, rng.normal(size=(60, 3)) + 2 * np.eye(3)[labels])
+    texts = {}
+    for split in (True, False):
+        keys = [f"{row:04}" for row in range(60)]
+        calibration = Calibration.fit(judged.task, judged.logits, labels, keys, split=split)
+        result = evaluate_predictions(judged, calibration=calibration, resamples=0)
+        texts[split] = result.text(everything=True)
+    assert "guaranteed" in texts[True]
+    assert "guaranteed" not in texts[False]
+    assert "an estimate, not a guarantee" in " ".join(texts[False].split())

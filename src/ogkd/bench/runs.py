@@ -287,7 +287,7 @@ class RunsFolder:
         return self.claims / f"{spec.hash}.tries"
 
     def forget_failure(self, spec: RunSpec) -> None:
-        """Let the next command try it again, and count its attempts anew."""
+        """Let the next command try it again, and count its attempts from zero."""
         self.failure_of(spec).unlink(missing_ok=True)
         self.attempts_of(spec).unlink(missing_ok=True)
 

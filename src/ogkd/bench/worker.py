@@ -212,7 +212,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def watched(folder: RunsFolder, plan: Plan) -> Iterator[Notify]:
-    """A bar of a plan's runs; what it yields counts the finished and failed ones anew."""
+    """A bar of a plan's runs; what it yields counts the finished and failed ones again."""
     with progress_bar(plan.name, len(plan.specs)) as bar:
         settled = 0
 

@@ -46,11 +46,11 @@ def fit(**options: Any) -> None:
     began = time.perf_counter()
     request = FitRequest(**options, say=say)
     try:
-        fitted, found = fit_or_find(request)
+        fitted, is_old = fit_or_find(request)
     except NoRealBackbone:
         if not fetch_now():
             raise
-        fitted, found = fit_or_find(request)
+        fitted, is_old = fit_or_find(request)
     card = fitted.card
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
@@ -58,7 +58,7 @@ def fit(**options: Any) -> None:
     if request.grouping.joins_images:
         images = f"{pluralize(fitted.card.learned_cases, request.grouping.unit)} of {images}"
     each = ", ".join(f"{name} {count}" for name, count in counts)
-    when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
+    when = "before; --restart fits again" if is_old else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")
     _print_next(options["out"])
 
@@ -189,15 +189,15 @@ def methods(
     """List the methods with their cost and needs, or show one with its settings and presets."""
     from ogkd.methods import METHODS, make_method, presets
 
-    found: Any = [_method_facts(known) for known in sorted(METHODS)]
+    facts: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:
         make_method(name)  # refuses an unknown name with a hint
         settings = METHODS[name].Config().model_dump(mode="json")
-        found = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
+        facts = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
     if as_json:
-        print_json(found)
+        print_json(facts)
     else:
-        typer.echo("\n".join(_method_list(found) if name is None else _method_lines(found)))
+        typer.echo("\n".join(_method_list(facts) if name is None else _method_lines(facts)))
 
 
 def _method_facts(name: str) -> dict[str, Any]:
@@ -218,9 +218,9 @@ def _method_facts(name: str) -> dict[str, Any]:
     }
 
 
-def _method_list(found: list[dict[str, Any]]) -> Iterator[str]:
-    width = max(len(entry["name"]) for entry in found)
-    for entry in found:
+def _method_list(methods: list[dict[str, Any]]) -> Iterator[str]:
+    width = max(len(entry["name"]) for entry in methods)
+    for entry in methods:
         needs = ", ".join(entry["needs"]) or "nothing"
         source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
         yield f"{entry['name']:{width}}  {entry['summary']}{source}"

@@ -37,7 +37,7 @@ _NOT_CALIBRATED = (
     "calibrate corrects them with images that the model has not learned from, if those show that "
     "it helps."
 )
-_SETS = {  # kinds of sets: what they are guaranteed for, what they need
+_SETS = {  # kinds of sets: what they are guaranteed for ("": nothing), what they need
     "lac": (
         "for images like those it was calibrated on (LAC), and on average over images, not for "
         "each class",
@@ -48,6 +48,7 @@ _SETS = {  # kinds of sets: what they are guaranteed for, what they need
         "class",
         "images per class",
     ),
+    "estimate": ("", "calibration images"),
 }
 _PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
 
@@ -296,13 +297,19 @@ def prediction_sets(result: Values) -> Section | None:
     if not result["sets"]:
         return None
     drawn, what = _SETS[result["sets"][0]["kind"]]
+    how = "guaranteed" if drawn else "intended"
+    promise = (
+        f"The guarantee is {drawn}."
+        if drawn
+        else "This is an estimate, not a guarantee: the same labels scaled the probabilities."
+    )
     text = [
         "Instead of one class, the model can return a set of classes that contains the true one as "
-        f"often as guaranteed. The guarantee is {drawn}. A set of one class is a clear answer, a "
-        "larger set shows what cannot be told apart, and an empty set means that no class fits."
+        f"often as {how}. {promise} A set of one class is a clear answer, a larger set shows what "
+        "cannot be told apart, and an empty set means that no class fits."
     ]
     if few := [f"{100 * row['wanted']:g} %" for row in result["sets"] if "note" in row]:
-        text.append(f"No sets with a guarantee of {' or '.join(few)}: there are too few {what}.")
+        text.append(f"No sets for {' or '.join(few)}: there are too few {what}.")
     rows = [
         (
             f"{100 * row['wanted']:g} %",
@@ -314,7 +321,7 @@ def prediction_sets(result: Values) -> Section | None:
         for row in result["sets"]
         if "coverage" in row
     ]
-    head = ("guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)")
+    head = (how, "contain it (%)", "mean size", "single (%)", "empty (%)")
     table = Table(head, tuple(rows)) if rows else None
     return Section("Prediction sets (conformal)", tuple(text), table, key="sets", short="Sets")
 

@@ -180,7 +180,8 @@ def evaluate_classes(
         "reliability": confidence.bins(labels, p),
         "calibration": calibration and _calibration(judged, calibration),
         "sets": _sets(judged, p, calibration, classifier, intervals=resamples > 0),
-        "abstain": calibration and _abstain(labels, p, calibration),
+        # Where all cases fit the scale, no threshold is guaranteed.
+        "abstain": calibration and (_abstain(labels, p, calibration) if calibration.split else []),
     }
     ends = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
     support = classifier.card.support_counts if classifier else ()
@@ -286,7 +287,7 @@ def _sets(
             "empty": float((sizes == 0).mean()),
         }
 
-    kind = "support" if calibration is None else "lac"
+    kind = "support" if calibration is None else "lac" if calibration.split else "estimate"
     return [
         {"kind": kind, "wanted": wanted, **_or_note(measure, wanted)} for wanted in SET_COVERAGES
     ]
