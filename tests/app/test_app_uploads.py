@@ -13,7 +13,7 @@ from PIL import Image
 from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, SliceRule, read_image
-from ogkd.images.slices import SlicesRule
+from ogkd.images.ref import SlicesRule
 from ogkd.serve.uploads import Upload, display_name, read_upload
 from tiny_images import SHADES, dicom, own_range, png, volume
 

@@ -9,21 +9,18 @@ import pytest
 
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef, read_image
+from ogkd.images.decode import parts_of
 from ogkd.images.nifti import filled_slices
-from ogkd.images.slices import SlicesRule, parts_of
+from ogkd.images.ref import SlicesRule
 from tiny_images import dicom, nifti, volume
 
 
-@pytest.mark.parametrize(
-    "text", ["all", "every=4", "N=16", "axis=1,all", "axis=0,N=3", "x=20,all", "side=512,N=9"]
-)
+@pytest.mark.parametrize("text", ["all", "every=4", "N=16", "axis=1,all", "axis=0,N=3"])
 def test_a_rule_reads_what_it_writes(text: str) -> None:
     assert str(SlicesRule.parse(text)) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["", "some", "N=0", "every=-1", "axis=3,all", "N=1e3", "all,all", "x=0,all"]
-)
+@pytest.mark.parametrize("text", ["", "some", "N=0", "every=-1", "axis=3,all", "N=1e3", "all,all"])
 def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match="every=4"):
         SlicesRule.parse(text)

@@ -14,7 +14,7 @@ from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
 from ogkd.serve.studio import project as module
-from ogkd.serve.studio.images import find_project_images, match_paths
+from ogkd.serve.studio.images import match_paths
 from ogkd.serve.studio.project import ClassInfo, Conflict, Project
 from tiny_data import write_image
 from tiny_images import volume
@@ -210,14 +210,6 @@ def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
     volumes = read_dataset(project.folder / module.VOLUMES)
     cases = Grouping.parse(slices="every=4").apply(volumes).cases
     assert [(len(case.images), case.target) for case in cases] == [(4, 0), (4, 1)]
-
-
-def test_whole_slides_are_refused_with_what_to_do_instead(project, tmp_path):
-    (tmp_path / "slides").mkdir()
-    (tmp_path / "slides" / "a.svs").write_bytes(b"x")
-    project.add_folder(tmp_path / "slides")
-    with pytest.raises(DataError, match=r"whole slides.*fit on their tiles"):
-        find_project_images(project)
 
 
 def test_a_folder_of_something_else_is_never_taken(tmp_path):

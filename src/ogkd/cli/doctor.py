@@ -22,7 +22,6 @@ _COLOURS = {"PASS": "green", "WARN": "yellow", "SKIP": "yellow", "FAIL": "red"}
 _GIB = 1024**3
 _EXTRAS = {  # what of each is imported
     "dicom": "pydicom",
-    "slides": "openslide",
     "serve": "uvicorn",
     "onnx": "onnxruntime",
     "ray": "ray",

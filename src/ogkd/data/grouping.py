@@ -19,9 +19,9 @@ from ogkd.data.names import first_lines
 from ogkd.data.task import Target, Task
 from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.images import ImageRef, SliceRule
+from ogkd.images.decode import parts_of
 from ogkd.images.dicom import Series
-from ogkd.images.ref import Broken, kind_of
-from ogkd.images.slices import SlicesRule, parts_of
+from ogkd.images.ref import Broken, SlicesRule, kind_of
 from ogkd.progress import progress_bar
 
 FROM_FILES = ("folder", "study", "series")  # groupings that files themselves define
@@ -34,8 +34,8 @@ class Grouping:
     """What makes a case.
 
     `by` is a column of the table, `folder` (the folder that a file is in), or `study` or `series`
-    (of DICOM files); without it each file is a case. `slices` are the images of a volume, clip or
-    slide; `slice` is the single one to take of it.
+    (of DICOM files); without it each file is a case. `slices` are the images of a volume or
+    clip; `slice` is the single one to take of it.
     """
 
     by: str | None = None
@@ -113,7 +113,7 @@ class Grouping:
         return _labelled(ordered, task)
 
     def expand(self, cases: Sequence[Case]) -> list[Case]:
-        """The cases with volumes, clips and slides replaced by their images."""
+        """The cases with volumes and clips replaced by their images."""
         rule = self.slices
         if rule is None:
             return list(cases)

@@ -282,7 +282,7 @@ def given_batches(rows: Tensor, images: Iterable[ImageRef]) -> Iterator[EncodedB
 def without_blank(store: FeatureStore, cases: Sequence[Case]) -> tuple[list[Case], str]:
     """The cases without blank images, and a note that names those; "" if there are none.
 
-    A case that has no others keeps them: reading says what is wrong. Parts of volumes and slides
+    A case that has no others keeps them: reading says what is wrong. Slices of volumes
     were chosen among those that are not blank, and what has features is not blank either: only new
     files are looked at.
     """

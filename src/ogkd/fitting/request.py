@@ -60,9 +60,8 @@ class FitRequest:
             index=0.
         cases: what makes images one case with one answer: a column of the table, such as exam or
             patient, or folder, or the study or series of DICOM files (default: each image is one).
-        slices: learn from whole volumes, clips and slides, each a case: all of their slices or
-            tiles, every=4 or N=16; with an axis if slices are not axial (axis=1,N=16), with a
-            magnification if tiles are not to have 10 (x=20,N=256; needs the extra slides).
+        slices: learn from whole volumes and clips, each a case: all of their slices, every=4 or
+            N=16; with an axis if slices are not axial (axis=1,N=16).
         on_error: stop at unreadable files and name them all, or skip them before shots are drawn
             and list them in skipped.csv.
         out: the model folder to write. Called again, an interrupted fit into it continues, and a

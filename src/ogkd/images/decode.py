@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ogkd.errors import DataError, OgkdError, out_of_memory
-from ogkd.images.dicom import read_dicom
+from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
-from ogkd.images.nifti import read_nifti
+from ogkd.images.nifti import filled_slices, read_nifti
 from ogkd.images.npz import read_npz
 from ogkd.images.plain import FORMATS, check_size, own_pixels, read_plain, rgb_of
 from ogkd.images.ref import (
@@ -29,12 +29,12 @@ from ogkd.images.ref import (
     Broken,
     ImageRef,
     Kind,
+    SlicesRule,
     damaged,
     file_state,
     kind_of,
     starts_as_dicom,
 )
-from ogkd.images.slide import read_tile
 
 EXTENSIONS = frozenset(chain.from_iterable(ENDINGS.values())) - {".npz"}
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
@@ -167,7 +167,6 @@ _READERS: dict[Kind, Callable[..., NDArray[np.uint8]]] = {
     "dicom": read_dicom,
     "nifti": read_nifti,
     "npz": read_npz,
-    "slide": read_tile,
 }
 
 
@@ -178,8 +177,23 @@ def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
         raise DataError(f"{file} is not a regular file.")
     if facts.st_size == 0:
         raise DataError(f"{file} is not a readable image: it is empty.")
-    kind: Kind = "slide" if part.startswith("tile=") else kind_of(file)
-    return _READERS[kind](file, part, max_pixels=MAX_PIXELS)
+    return _READERS[kind_of(file)](file, part, max_pixels=MAX_PIXELS)
+
+
+def parts_of(image: ImageRef, rule: SlicesRule) -> list[ImageRef]:
+    """The slices of a volume or frames of a clip; another image, or a named part, is one alone."""
+    kind = "" if image.part else kind_of(image.file)
+    if kind == "nifti":
+        filled = filled_slices(image.file, rule.axis)
+        parts = [ImageRef(image.file, f"axis={rule.axis},index={k}") for k in rule.choose(filled)]
+    elif kind == "dicom" and (frames := frame_count(image.file)) > 1:
+        chosen = [ImageRef(image.file, f"index={k}") for k in rule.choose(range(frames))]
+        parts = [frame for frame in chosen if not _is_blank(read_image(frame))]
+    else:
+        return [image]
+    if not parts:
+        raise DataError(f"{image} is blank: there is nothing in any part of it.")
+    return parts
 
 
 def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import sha256_file
 
-Kind = Literal["plain", "dicom", "nifti", "npz", "slide"]
+Kind = Literal["plain", "dicom", "nifti", "npz"]
 
-TIFF = (".tif", ".tiff")  # which may be whole slides too
 ENDINGS: dict[Kind, tuple[str, ...]] = {
-    "plain": (".png", ".jpg", ".jpeg", *TIFF, ".bmp", ".webp"),
+    "plain": (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp"),
     "dicom": (".dcm", ".dicom"),
     "nifti": (".nii", ".nii.gz"),
     "npz": (".npz",),
-    "slide": (".svs", ".ndpi", ".scn", ".mrxs", ".bif", ".svslide", ".vms", ".vmu"),
 }
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 WHICH_SLICE = (
@@ -41,8 +39,10 @@ WHICH_SLICE = (
 _RULE = re.compile(
     r"\s*(?:axis\s*=\s*([012])\s*,)?\s*index\s*=\s*([0-9]{1,9}|first|middle|last)\s*"
 )
+AXIAL = 2
+_SLICES = re.compile(r"(?:axis=([012]),)?(?:all|every=([1-9]\d{0,5})|N=([1-9]\d{0,5}))")
 STORED = "stored"  # the part of an image that is not to be turned upright
-_PART = re.compile(rf"#((?:axis|index|tile)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
+_PART = re.compile(rf"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,53 @@ class SliceRule:
         return self.index
 
 
+@dataclass(frozen=True)
+class SlicesRule:
+    """Which slices or frames: every `step`-th, or `count` of them evenly spaced; along which axis.
+
+    Slices with nothing in them are left out before.
+    """
+
+    axis: int = AXIAL
+    step: int = 1
+    count: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SlicesRule:
+        """Read "all", "every=4" or "N=16", perhaps after "axis=1,"; else a ConfigError."""
+        match = _SLICES.fullmatch(text.strip())
+        if match is None:
+            raise ConfigError(
+                f"'{text}' does not name slices, such as all, every=4, N=16 or axis=1,all.",
+                argument="slices",
+            )
+        axis, step, count = match.groups()
+        return cls(int(axis or AXIAL), int(step or 1), None if count is None else int(count))
+
+    def __str__(self) -> str:
+        which = "all" if self.step == 1 else f"every={self.step}"
+        which = which if self.count is None else f"N={self.count}"
+        return which if self.axis == AXIAL else f"axis={self.axis},{which}"
+
+    @property
+    def middle(self) -> SliceRule:
+        """The slice to take where only one is wanted."""
+        return SliceRule(self.axis, "middle")
+
+    def choose(self, indices: Sequence[int]) -> list[int]:
+        """Some of the indices, in their order; the ends are not preferred.
+
+        >>> SlicesRule.parse("N=2").choose(range(10, 20)), SlicesRule.parse("every=4").choose([7])
+        ([12, 17], [7])
+        """
+        if not indices:
+            return []
+        if self.count is None:
+            return list(indices[min(self.step // 2, len(indices) - 1) :: self.step])
+        count = min(self.count, len(indices))
+        return [indices[(2 * k + 1) * len(indices) // (2 * count)] for k in range(count)]
+
+
 def slice_in(file: Path, fragment: str, what: str) -> SliceRule:
     """The rule after the # of a file's address."""
     try:
@@ -105,7 +152,7 @@ def decoding(file: Path) -> Iterator[None]:
         yield
     except OgkdError:
         raise
-    except Exception as error:  # pydicom, nibabel, gzip, OpenSlide and others raise many kinds
+    except Exception as error:  # pydicom, nibabel, gzip and others raise many kinds
         raise damaged(file, error) from error
 
 

@@ -17,17 +17,13 @@ from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule, read_image
 from ogkd.images.dicom import Series, frame_count
-from ogkd.images.plain import TIFF_MARKS
-from ogkd.images.ref import kind_of
-from ogkd.images.slices import SlicesRule
-from ogkd.images.slide import is_slide, overview
+from ogkd.images.ref import SlicesRule, kind_of
 
 FORMATS = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
 _SUFFIXES = (  # of the kinds that are not read by their content alone: offset, bytes, suffix
     (0, b"\x1f\x8b", ".nii.gz"),
     (344, b"n+1\0", ".nii"),
     (4, b"n+2\0", ".nii"),
-    *((0, mark, ".tif") for mark in TIFF_MARKS),  # perhaps a whole slide
 )
 MIDDLE = SliceRule.parse("axis=2,index=middle")
 _NAMED = 3  # files that could not be read
@@ -56,7 +52,7 @@ class Upload:
         """What a model answers: by its grouping, under names that the user knows.
 
         DICOM files are told apart by series or study: by study where a table or folders made the
-        model's cases. Where each file was a case, a volume, clip or slide is one by itself. Other
+        model's cases. Where each file was a case, a volume or clip is one by itself. Other
         files do not say what they belong to: they are one case.
         """
         if not grouping.joins_images:
@@ -84,7 +80,7 @@ def read_upload(
 ) -> Upload:
     """Decode files, of several frames or slices that of `frame`.
 
-    With `whole`, volumes and slides may be taken whole. What cannot be read is named in the note,
+    With `whole`, volumes may be taken whole. What cannot be read is named in the note,
     unless it is all of the files.
     """
     names: dict[Path, str] = {}
@@ -97,7 +93,7 @@ def read_upload(
         file = _with_suffix(received)
         try:
             image = ImageRef(file).sliced(frame)
-            pixels = overview(file) if whole and is_slide(file) else read_image(image)
+            pixels = read_image(image)
         except OgkdError as error:
             unread.append(prefix + str(error).replace(str(file), "The file"))
             continue
@@ -144,8 +140,7 @@ def _in_order(files: Sequence[Path]) -> tuple[ImageRef, ...]:
 def _case_key(file: Path, by: str | None) -> tuple[str, str]:
     """What the file's case is called, and what identifies it; "" if nothing does."""
     kind = kind_of(file)
-    several = kind == "nifti" or is_slide(file)
-    if by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
+    if by is None and (kind == "nifti" or (kind == "dicom" and frame_count(file) > 1)):
         return "", str(file)
     if kind == "dicom":
         with contextlib.suppress(DataError):  # reading the image will say why

@@ -50,11 +50,6 @@ def find_project_images(project: Project) -> list[ImageRef]:
             f"There are {len(files):,} images, more than the {_MOST:,} that the studio can show. "
             "Choose a folder with fewer."
         )
-    if files and all(kind_of(file) == "slide" for file in files):
-        raise DataError(
-            f"{', '.join(map(str, folders))} has whole slides, which the studio cannot show. Put "
-            "the slides of each class in a folder of its own and fit on their tiles."
-        )
     middle = rule or SliceRule.parse("axis=2,index=middle")
     return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
 
