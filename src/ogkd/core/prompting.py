@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, TextDropout, Tokens
@@ -16,19 +16,29 @@ class ContextConfig(BaseModel):
     """What is learned: the context C of the paper (fidelity.md, 20 and 21).
 
     The context starts at the embeddings of `init` if that has exactly `n_ctx` tokens ("a photo
-    of a" has four); otherwise it is drawn from N(0, 0.02).
+    of a" has four); otherwise it is drawn from N(0, 0.02). With a `template`, such as "a CT photo
+    of a {} in the kidney.", its first `n_ctx` tokens are learned and its other words are fixed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     n_ctx: int = Field(default=4, ge=1)
     init: str = "a photo of a"
+    template: str = ""  # "": `init`, the class name and a full stop
+
+    @field_validator("template")
+    @classmethod
+    def _has_one_name(cls, template: str) -> str:
+        if template and template.count("{}") != 1:
+            raise ValueError("a template contains {} once, in place of the class name")
+        return template
 
 
 class PromptLearner:
     """C prompts with places for a context: `text_features(context)` gives T_hat.
 
-    A prompt is "[context] class name."; one context serves all classes. The learner itself has no
+    A prompt is "[context] class name.", or the context and the rest of a template around the name;
+    one context serves all classes. The learner itself has no
     parameters: contexts go in, text features come out, for one run or for S runs side by side.
     """
 
@@ -39,13 +49,20 @@ class PromptLearner:
         self.class_names = tuple(class_names)
         self.config = config
         names = [backbone.pieces(name.replace("_", " ")) for name in class_names]
-        self._refuse_long_prompts(names)
-        end = backbone.pieces(".")
+        before, _, after = (config.template or "{}.").partition("{}")
+        self._words = backbone.pieces(before or config.init)  # that the context starts as
+        if config.template and len(self._words) < config.n_ctx:
+            raise ConfigError(
+                f"The template '{config.template}' has {len(self._words)} tokens before the class "
+                f"name, fewer than n_ctx={config.n_ctx}."
+            )
+        end = backbone.pieces(after)
         # The ids at the context's places do not matter: their embeddings are replaced.
-        places = [[*end, *name][:1] * config.n_ctx for name in names]
-        self.tokens: Tokens = backbone.pack(
-            [[*place, *name, *end] for place, name in zip(places, names, strict=True)]
-        )
+        fixed = self._words[config.n_ctx :] if config.template else []
+        places = [[*end, *name, *self._words][:1] * config.n_ctx for name in names]
+        prompts = [[*p, *fixed, *name, *end] for p, name in zip(places, names, strict=True)]
+        self._refuse_long_prompts(prompts)
+        self.tokens: Tokens = backbone.pack(prompts)
         first = backbone.leading_tokens
         self.slots = torch.arange(first, first + config.n_ctx, device=backbone.device)
         with torch.no_grad():
@@ -54,7 +71,7 @@ class PromptLearner:
     def initial_context(self, generator: torch.Generator) -> Tensor:
         """Return the initial context [n_ctx, w]."""
         backbone, config = self.backbone, self.config
-        words = backbone.pieces(config.init) if config.init else []
+        words = self._words[: config.n_ctx] if config.template else self._words
         if len(words) == config.n_ctx:
             tokens = backbone.pack([words])
             first = backbone.leading_tokens
@@ -85,10 +102,10 @@ class PromptLearner:
         features = self.backbone.encode_text(filled.flatten(0, 1), tokens, dropout=dropout)
         return features.view(runs, classes, -1)
 
-    def _refuse_long_prompts(self, names: Sequence[Sequence[int]]) -> None:
-        longest = max(range(len(names)), key=lambda index: len(names[index]))
+    def _refuse_long_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
         special = self.backbone.leading_tokens + self.backbone.trailing_tokens
-        needed = special + self.config.n_ctx + len(names[longest]) + 1
+        needed = special + len(prompts[longest])
         if needed > self.backbone.context_length:
             raise ConfigError(
                 f"The prompt of class '{self.class_names[longest]}' needs {needed} tokens with "
