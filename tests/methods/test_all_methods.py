@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import NAMES, make_support, text_of, unit
+from toys import NAMES, make_support, pixel_support, text_of, unit
 
 import ogkd
 from ogkd.data.tasks import OneOf
@@ -36,6 +36,8 @@ def quick(name):
 def support_of(method, backbone, counts=(3, 3, 3), **options):
     grid = backbone.patch_grid[0] * backbone.patch_grid[1] if method.uses_patches else 0
     options = {"spread": 1.3, "validation": 2 if method.uses_validation else 0, **options}
+    if method.needs_pixels:
+        return pixel_support(counts, backbone, options.get("views", 1), options.get("seed", 0))
     return make_support(counts, d=backbone.embed_dim, grid=grid, **options)
 
 

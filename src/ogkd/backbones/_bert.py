@@ -120,10 +120,18 @@ class BertTower(nn.Module):
         table: nn.Embedding = self.bert.embeddings.word_embeddings
         return table
 
-    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        tokens: Tokens,
+        dropout: TextDropout | None,
+        change: Any = None,
+    ) -> Tensor:
         """Features [B, d], not normalised."""
         first_only = self.pooling != "mean_pooler"
-        hidden = bert_hidden(self.bert, embeddings, tokens.mask, dropout, first_only=first_only)
+        hidden = bert_hidden(
+            self.bert, embeddings, tokens.mask, dropout, first_only=first_only, change=change
+        )
         features: Tensor = self.proj(self._pool(hidden, tokens.mask))
         return features
 
@@ -155,6 +163,7 @@ def bert_hidden(
     dropout: TextDropout | None = None,
     *,
     first_only: bool = False,
+    change: Any = None,
 ) -> Tensor:
     """Last hidden states [B, L, w] of a BertModel for word embeddings [B, L, w].
 
@@ -177,6 +186,8 @@ def bert_hidden(
     last = len(model.encoder.layer) - 1
     for number, layer in enumerate(model.encoder.layer):
         queries = rows
+        if change is not None:
+            hidden = rows.take(change.text(number, rows.put_back(hidden)))
         if first_only and number == last:
             queries = _Rows(mask[:, :1])
         attended, hidden = _attention(layer.attention.self, hidden, rows, queries, config, dropout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,11 +53,19 @@ class TextTower(nn.Module):
         self.norm = nn.LayerNorm(spec.width, spec.eps)
         self.proj = nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias)
 
-    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        tokens: Tokens,
+        dropout: TextDropout | None,
+        change: Any = None,
+    ) -> Tensor:
         """Features [B, d], not normalised."""
         hidden = embeddings + self.positions.weight[: embeddings.shape[1]]
         rate, causal = self.spec.dropout, self.spec.end is not None
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if change is not None:
+                hidden = change.text(number, hidden)
             hidden = block(hidden, causal=causal, dropout=dropout, rate=rate)
         rows = torch.arange(len(hidden), device=hidden.device)
         features: Tensor = self.proj(self.norm(hidden[rows, self.ends(tokens)]))

@@ -18,14 +18,14 @@ class TrainConfig(BaseModel):
     """Optimiser and schedule (fidelity.md, 23-26) with the released code's values.
 
     "sgd" is the released recipe. "adam" has a constant rate and drops no image; images that are
-    one batch stay in their order. `tolerance` and `enough` end a run (`converged`). With `average`,
-    (mean, deviation), the result is the contexts of all epochs, epoch e weighted by N(e; mean,
-    deviation), as in PromptSRC.
+    one batch stay in their order. "adamw" has the schedule of "sgd" and decoupled weight decay.
+    `tolerance` and `enough` end a run (`converged`). With `average`, (mean, deviation), the result
+    is the contexts of all epochs, epoch e weighted by N(e; mean, deviation), as in PromptSRC.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     epochs: int = Field(default=100, ge=1)
     tolerance: float = Field(default=0.0, ge=0, lt=1)  # 0: all epochs
     enough: float = Field(default=0.0, ge=0)  # cross-entropy of the images learned from; 0: none
@@ -67,21 +67,22 @@ def make_optimiser(
     contexts: Tensor, state: TrainingState, config: TrainConfig, steps: int
 ) -> torch.optim.Optimizer:
     """The optimiser as it was when `state` was saved, after that many steps."""
-    kept = state.momentum.to(contexts.device)
-    if config.optimiser == "adam":
-        betas = (config.momentum, 0.99)  # 0.999 would need longer than a whole training
-        decay = config.weight_decay
-        adam = torch.optim.Adam([contexts], lr=config.lr, betas=betas, weight_decay=decay)
+    kept, decay = state.momentum.to(contexts.device), config.weight_decay
+    if config.optimiser == "sgd":
+        sgd = torch.optim.SGD(
+            [contexts], lr=config.lr, momentum=config.momentum, weight_decay=decay
+        )
         if kept.numel():
-            averages = dict(zip(_ADAM, kept, strict=True))
-            adam.state[contexts] = {"step": torch.tensor(float(steps)), **averages}
-        return adam
-    sgd = torch.optim.SGD(
-        [contexts], lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+            sgd.state[contexts]["momentum_buffer"] = kept
+        return sgd
+    plain = config.optimiser == "adam"
+    betas = (config.momentum, 0.99 if plain else 0.999)  # 0.999 would be longer than `auto` trains
+    kind = torch.optim.Adam if plain else torch.optim.AdamW
+    adam = kind([contexts], lr=config.lr, betas=betas, weight_decay=decay)
     if kept.numel():
-        sgd.state[contexts]["momentum_buffer"] = kept
-    return sgd
+        averages = dict(zip(_ADAM, kept, strict=True))
+        adam.state[contexts] = {"step": torch.tensor(float(steps)), **averages}
+    return adam
 
 
 def snapshot(

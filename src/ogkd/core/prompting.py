@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -10,6 +13,9 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, TextDropout, Tokens
 from ogkd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ogkd.core.batches import Batch
 
 
 class ContextConfig(BaseModel):
@@ -41,6 +47,8 @@ class PromptLearner:
     one context serves all classes. The learner itself has no
     parameters: contexts go in, text features come out, for one run or for S runs side by side.
     """
+
+    sees_pixels = False  # whether batches are pixels, not features
 
     def __init__(
         self, backbone: Backbone, class_names: Sequence[str], config: ContextConfig
@@ -95,12 +103,20 @@ class PromptLearner:
         use the images' features [S, B, d].
         """
         runs, classes = contexts.shape[0], len(self.class_names)
-        values = contexts.unsqueeze(1).expand(-1, classes, -1, -1)  # [S, C, n_ctx, w]
-        slots = self.slots.view(1, 1, -1, 1).expand_as(values)
-        filled = self.embeddings.expand(runs, -1, -1, -1).scatter(2, slots, values)
         tokens = Tokens(self.tokens.ids.repeat(runs, 1), self.tokens.mask.repeat(runs, 1))
-        features = self.backbone.encode_text(filled.flatten(0, 1), tokens, dropout=dropout)
+        filled = self.filled(contexts).flatten(0, 1)
+        features = self.backbone.encode_text(filled, tokens, dropout=dropout)
         return features.view(runs, classes, -1)
+
+    def filled(self, contexts: Tensor) -> Tensor:
+        """The embeddings of the prompts with the contexts [S, n_ctx, w] in place: [S, C, L, w]."""
+        values = contexts.unsqueeze(1).expand(-1, len(self.class_names), -1, -1)
+        slots = self.slots.view(1, 1, -1, 1).expand_as(values)
+        return self.embeddings.expand(len(contexts), -1, -1, -1).scatter(2, slots, values)
+
+    def see(self, contexts: Tensor, batch: Batch) -> Batch:
+        """The batch as the contexts have it seen; only learners that tune the towers change it."""
+        return batch
 
     def _refuse_long_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -112,3 +128,29 @@ class PromptLearner:
                 f"n_ctx={self.config.n_ctx}, but this text tower accepts at most "
                 f"{self.backbone.context_length}. Lower n_ctx or shorten the class name."
             )
+
+
+class PackedLearner(PromptLearner):
+    """Prompts whose "context" is several tensors, kept as one row of numbers for each run."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # of the tensors, in their order in the row
+
+    @abstractmethod
+    def start(self, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """The initial tensors."""
+
+    def initial_context(self, generator: torch.Generator) -> Tensor:
+        return self.join(self.start(generator))
+
+    def split(self, parameters: Tensor) -> dict[str, Tensor]:
+        """The named parts of rows of numbers [.., n]."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = zip(self.shapes.items(), parameters.split(sizes, dim=-1), strict=True)
+        return {name: part.unflatten(-1, shape) for (name, shape), part in parts}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """One row of numbers from its named parts; the inverse of `split` for one run."""
+        for name, shape in self.shapes.items():
+            if parts[name].shape != shape:
+                raise ValueError(f"{name} has shape {tuple(parts[name].shape)}, expected {shape}")
+        return torch.cat([parts[name].float().flatten() for name in self.shapes])

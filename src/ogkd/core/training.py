@@ -177,7 +177,7 @@ def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
     """Use one thread if a step is small: a second gains little, and waits on a busy machine."""
     before = torch.get_num_threads()
     tokens = runs * learner.tokens.ids.numel()
-    if tokens * learner.backbone.text_width**2 < _SMALL_STEP:
+    if not learner.sees_pixels and tokens * learner.backbone.text_width**2 < _SMALL_STEP:
         torch.set_num_threads(1)
     try:
         yield
@@ -214,6 +214,7 @@ def train_step(
 ) -> Mapping[str, Tensor]:
     """One step of all runs: text pass, objective, gradient, update."""
     T_hat = learner.text_features(contexts, images=batch.globals, dropout=dropout)
+    batch = learner.see(contexts, batch)
     terms = objective(T_hat, batch)
     optimiser.zero_grad()
     if isinstance(objective, OwnGradient):

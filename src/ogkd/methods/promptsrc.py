@@ -39,7 +39,8 @@ class AnchoredObjective:
         z = image_logits(T_hat, batch, self.scale)  # [S, B, C]
         log_p = z.log_softmax(dim=-1)
         with torch.no_grad():
-            log_q = logits(batch.globals, self.T, self.scale).log_softmax(dim=-1)
+            v = batch.extra.get("frozen", batch.globals)
+            log_q = logits(v, self.T, self.scale).log_softmax(dim=-1)
         ce = cross_entropy(z, batch.labels)
         l1 = (T_hat - self.T).abs().mean(dim=(-2, -1))
         kl = (log_q.exp() * (log_q - log_p)).mean(dim=(-2, -1))
@@ -55,14 +56,14 @@ class AnchoredMethod(PromptMethod[AnchoredConfig]):
         return AnchoredObjective(self.config, bank, text.backbone.logit_scale)
 
 
-class PromptSRCConfig(AnchoredConfig):
+class PromptSRCTextConfig(AnchoredConfig):
     """The released few-shot settings; `train.average` is the Gaussian over epochs."""
 
     train: TrainConfig = TrainConfig(epochs=50, average=(30.0, 30.0))
 
 
 @register
-class PromptSRCText(AnchoredMethod, PromptMethod[PromptSRCConfig]):
+class PromptSRCText(AnchoredMethod, PromptMethod[PromptSRCTextConfig]):
     """Self-regulating prompts without visual ones: CE, L1 to the templates, KL to zero-shot.
 
     Named differences from the paper: no tokens in the image tower, so its features are those of

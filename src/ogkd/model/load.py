@@ -42,6 +42,7 @@ def load(
     tensors, sha256 = _read_weights(folder / WEIGHTS, card)
     backbone = _backbone(folder, card, backbone, device, engine)
     head = _head(folder / WEIGHTS, tensors, card, backbone)
+    backbone = method_of(card).tower(backbone, tensors)
     calibration = None
     if calibrated:
         calibration = Calibration.read(folder / CALIBRATION, card.task, weights_sha256=sha256)
