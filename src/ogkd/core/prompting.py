@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -13,9 +13,6 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, TextDropout, Tokens
 from ogkd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ogkd.core.batches import Batch
 
 
 class ContextConfig(BaseModel):
@@ -114,8 +111,8 @@ class PromptLearner:
         slots = self.slots.view(1, 1, -1, 1).expand_as(values)
         return self.embeddings.expand(len(contexts), -1, -1, -1).scatter(2, slots, values)
 
-    def see(self, contexts: Tensor, batch: Batch) -> Batch:
-        """The batch as the contexts have it seen; only learners that tune the towers change it."""
+    def see(self, contexts: Tensor, batch: Any) -> Any:
+        """The batch as these contexts see it; only learners that tune the towers change it."""
         return batch
 
     def _refuse_long_prompts(self, prompts: Sequence[Sequence[int]]) -> None:

@@ -12,7 +12,6 @@ from ogkd.backbones.base import Backbone
 from ogkd.backbones.changes import BlankPatches, towers_of, with_change
 from ogkd.core.optimisers import TrainConfig
 from ogkd.methods import register
-from ogkd.methods.prompt_method import PromptMethod
 from ogkd.methods.promptsrc import AnchoredConfig, AnchoredMethod
 
 
@@ -26,7 +25,7 @@ class BiomedDPTConfig(AnchoredConfig):
 
 
 @register
-class BiomedDPT(AnchoredMethod, PromptMethod[BiomedDPTConfig]):
+class BiomedDPT(AnchoredMethod[BiomedDPTConfig]):
     """CE + lambda_l1 mean|T_hat - T| + lambda_kl KL(bank's zero-shot || student) / (B C).
 
     Before every block of the image tower tokens 1-4, which are the first four patches, are set to

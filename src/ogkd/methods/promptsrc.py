@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from ogkd.core.batches import Batch
 from ogkd.core.geometry import prototypes
@@ -48,7 +49,10 @@ class AnchoredObjective:
         return {"total": total, "ce": ce, "l1": l1, "kl": kl}
 
 
-class AnchoredMethod(PromptMethod[AnchoredConfig]):
+AnchoredT = TypeVar("AnchoredT", bound=AnchoredConfig, default=AnchoredConfig, covariant=True)
+
+
+class AnchoredMethod(PromptMethod[AnchoredT]):
     """The base of prompt learners with this objective."""
 
     def objective(self, text: TextSide) -> AnchoredObjective:
@@ -63,7 +67,7 @@ class PromptSRCTextConfig(AnchoredConfig):
 
 
 @register
-class PromptSRCText(AnchoredMethod, PromptMethod[PromptSRCTextConfig]):
+class PromptSRCText(AnchoredMethod[PromptSRCTextConfig]):
     """Self-regulating prompts without visual ones: CE, L1 to the templates, KL to zero-shot.
 
     Named differences from the paper: no tokens in the image tower, so its features are those of

@@ -62,7 +62,8 @@ def log_neighbours(T: Tensor, alpha: float) -> Tensor:
     n = T.shape[-2]
     others = ~torch.eye(n, dtype=torch.bool, device=T.device)
     cosines = (T @ T.mT)[..., others].unflatten(-1, (n, n - 1))
-    return (alpha * cosines).log_softmax(dim=-1)
+    logs: Tensor = (alpha * cosines).log_softmax(dim=-1)
+    return logs
 
 
 @register

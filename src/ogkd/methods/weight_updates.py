@@ -130,7 +130,8 @@ class CLIPLoRA(TowerMethod[CLIPLoRAConfig]):
     citation = "Zanella and Ben Ayed, CLIP-LoRA, CVPR workshops 2024"
 
     def shapes(self, backbone: Backbone) -> Shapes:
-        r, shapes = self.config.rank, {}
+        r = self.config.rank
+        shapes: dict[str, tuple[int, ...]] = {}
         for tower, name, (rows, columns) in self._layers(backbone):
             shapes |= {f"{tower}.{name}.A": (r, columns), f"{tower}.{name}.B": (rows, r)}
         return shapes
