@@ -42,7 +42,7 @@ class TowersBackbone(Backbone):
 
     float32: TowersBackbone | None = None  # the original of one that encodes in half precision
     unchanged: TowersBackbone | None = None  # the original of one whose towers are changed
-    change: Any = None  # of the towers (ogkd.backbones.changes)
+    change: Any = None  # of the image tower (ogkd.backbones.changes)
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TowersBackbone(Backbone):
             )
         given = embeddings.to(self.device), self._here(tokens), dropout
         if change is None:
-            return normalize(self.model.text(*given, self.change), dim=-1)
+            return normalize(self.model.text(*given), dim=-1)
         weights = dict(change.text_weights)
         return normalize(functional_call(self.model.text, weights, (*given, change)), dim=-1)
 

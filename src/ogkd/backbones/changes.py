@@ -72,7 +72,11 @@ def depth(backbone: Backbone) -> int:
 
 
 def with_change(backbone: Backbone, change: Change, fingerprint: str) -> Backbone:
-    """The backbone with changed towers; `fingerprint` identifies the change."""
+    """The backbone with changed towers; `fingerprint` identifies the change.
+
+    Its texts go through changed weights, but not through what a change does between blocks, which
+    is meant for the texts of its own method.
+    """
     original = towers_of(backbone)
     if backbone.engine != original.engine:
         raise ConfigError(
