@@ -58,7 +58,7 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-def _download(hub_id: str, *names: str, revision: str = "main") -> dict[str, Path]:
+def hub_files(hub_id: str, *names: str, revision: str = "main") -> dict[str, Path]:
     """Those of a repository's files that there are; without a network, those in the hub's cache."""
     files = {}
     for name in names:
@@ -121,7 +121,7 @@ def fetch(record: Record) -> Path:
     with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
-        get = partial(_download, record.hub_id, revision=record.revision or "main")
+        get = partial(hub_files, record.hub_id, revision=record.revision or "main")
         markers = get(*(kind.marker for kind in FORMATS.values()))
         kind: str | None = record.format
         if kind is None and markers:
@@ -161,7 +161,7 @@ def _text_files(marker: Path, have: Iterable[str]) -> dict[str, Path]:
     ):
         hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if hub_id.count("/") == 1 and not enough & set(have):
-            files |= _download(hub_id, *names)
+            files |= hub_files(hub_id, *names)
     return files
 
 

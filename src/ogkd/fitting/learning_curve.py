@@ -65,7 +65,9 @@ class LearningCurve:
         for right in self.right:
             seen, hits = (~np.isnan(right)).astype(float), np.nan_to_num(right)
             judged = np.einsum("br,rn,bn->b", times, seen, weights, optimize=True)
-            rows.append(np.einsum("br,rn,bn->b", times, hits, weights, optimize=True) / judged)
+            correct = np.einsum("br,rn,bn->b", times, hits, weights, optimize=True)
+            mean = np.full(_RESAMPLES, np.nanmean(right))  # where no judged image was drawn
+            rows.append(np.divide(correct, judged, out=mean, where=judged > 0))
         return np.stack(rows, axis=1)
 
     def _spread(self, row: int, rng: np.random.Generator) -> NDArray[np.float64]:
