@@ -368,8 +368,9 @@ def _decode(content: bytes) -> str:
 
 
 def _sheet_lines(content: bytes) -> list[tuple[int, list[str]]]:
-    """The first sheet of an .xlsx file, with the values that its formulas had."""
+    """The rows of the first sheet of an .xlsx file, with the values that its formulas had."""
     load_workbook = _openpyxl().load_workbook
+    lines = []
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if (size := sum(member.file_size for member in archive.infolist())) > _MOST:
@@ -377,10 +378,14 @@ def _sheet_lines(content: bytes) -> list[tuple[int, list[str]]]:
         with warnings.catch_warnings(action="ignore"):  # about styles and the like
             sheet = load_workbook(io.BytesIO(content), read_only=True, data_only=True).worksheets[0]
             sheet.reset_dimensions()  # those in the file may be wrong
-            rows = list(itertools.islice(sheet.iter_rows(values_only=True), _LONGEST))
+            for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                if number > _LONGEST:
+                    raise ValueError(f"it has more than {_LONGEST:,} rows")
+                if any(cell is not None for cell in row):
+                    lines.append((number, list(map(_cell_text, row))))
     except Exception as error:  # of zipfile, of the XML parser, and any kind of openpyxl's own
         raise ValueError(f"it is damaged or not an .xlsx file: {error!r}") from error
-    return [(number, list(map(_cell_text, row))) for number, row in enumerate(rows, 1)]
+    return lines
 
 
 def _cell_text(value: object) -> str:
