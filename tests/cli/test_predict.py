@@ -156,6 +156,7 @@ def test_a_sheet_has_the_rows_of_the_csv(ogkd, refused, fitted, data, tmp_path):
     assert len(printed) == 4
     assert "--format" in refused(*words, "--out", out, "--format", "jsonl")
     assert "--columns" in refused("predict", fitted, table)
+    assert "--columns" in refused("predict", fitted, data, *words[3:])
     assert "--columns" in refused(*words[:-1], "Bild")
     assert "--columns" in refused(*words[:-1], "path=Foto")
 

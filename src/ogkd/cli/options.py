@@ -122,10 +122,13 @@ class EncodingOptions(RayOptions):
         from ogkd.data.case import unlabelled_cases
         from ogkd.data.tables import TABLES, read_unlabelled_table
 
+        names = read_columns(columns)
+        if names and not any(path.suffix.lower() in TABLES for path in images):
+            raise ConfigError("It has no effect without a table.", argument="columns")
         cases: list[Case] = []
         for path in images:
             if path.suffix.lower() in TABLES:
-                cases += read_unlabelled_table(path, read_columns(columns))
+                cases += read_unlabelled_table(path, names)
             else:
                 cases += unlabelled_cases(self.find([path]))
         return cases
