@@ -28,7 +28,7 @@ _REFUSALS = {
 }
 # What commands write as results, by suffix: only such a file is replaced by a new result.
 RESULTS = (
-    *(".csv", ".tsv", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
+    *(".csv", ".tsv", ".xlsx", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
     *(".onnx", ".safetensors"),
 )
 # Only a fit and a calibration write these, with `ours`.

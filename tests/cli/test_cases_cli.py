@@ -62,7 +62,7 @@ def films(clip, tmp_path_factory):
 def volumes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("volumes") / "ct"
     splits = {"train": 2, "test": 1}
-    return write_volumes("ct-kidney", folder, splits=splits, slices=6, share=0.5, size=128)
+    return write_volumes("us-breast", folder, splits=splits, slices=6, share=0.5, size=128)
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(
     ogkd, fit, volumes, tmp_path
 ):
     scans = shutil.copytree(volumes, tmp_path / "scans")
-    bad = {split: scans / split / "renal_cyst" / "0000.nii.gz" for split in ("train", "test")}
+    bad = {split: scans / split / "simple_cyst" / "0000.nii.gz" for split in ("train", "test")}
     for path in bad.values():
         empty = np.full((20, 24, 6), np.nan, np.float32)
         nibabel.save(nibabel.Nifti1Image(empty, np.eye(4)), path)

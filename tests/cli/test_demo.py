@@ -93,10 +93,10 @@ def test_the_list_names_every_dataset(ogkd):
 
 def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
     out = tmp_path / "new" / "p"
-    words = ["phantoms", "ct-kidney", "--out", out, "--train", 2, "--val", 0, "--test", 1]
+    words = ["phantoms", "us-breast", "--out", out, "--train", 2, "--val", 0, "--test", 1]
     outcome = ogkd(*words, "--size", 128)
     assert outcome.code == 0, outcome.err
-    names = PHANTOMS["ct-kidney"].class_names
+    names = PHANTOMS["us-breast"].class_names
     assert f"{3 * len(names)} images of {len(names)} classes" in outcome.out
     found = read_dataset(out)
     assert set(found.names) == set(names)
@@ -108,10 +108,10 @@ def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["ct-kidney"], "--out"),
-        (["ct-kidny", "--out", "OUT"], "Did you mean 'ct-kidney'?"),
-        (["ct-kidney", "--out", "OUT", "--size", 5], "--size"),
-        (["ct-kidney", "--out", "FULL"], "not an empty folder"),
+        (["us-breast"], "--out"),
+        (["us-brest", "--out", "OUT"], "Did you mean 'us-breast'?"),
+        (["us-breast", "--out", "OUT", "--size", 5], "--size"),
+        (["us-breast", "--out", "FULL"], "not an empty folder"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(refused, tmp_path, words, message):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import openpyxl
 import pytest
 from PIL import Image
 
@@ -139,6 +140,25 @@ def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, mon
     assert ogkd("predict", fitted, data / "test", "--out", out).code == 2
     assert out.read_text() == printed
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_a_sheet_has_the_rows_of_the_csv(ogkd, refused, fitted, data, tmp_path):
+    table, out = tmp_path / "t.csv", tmp_path / "rows.xlsx"
+    files = sorted((data / "test").rglob("*.png"))[:3]
+    lines = "\n".join(f"{number};{file}" for number, file in enumerate(files))
+    table.write_text(f"Nr;Bild\n{lines}\n", encoding="utf-16")
+    words = ("predict", fitted, table, "--columns", "path=Bild")
+    printed = rows(ogkd(*words).out)
+    assert ogkd(*words, "--out", out).code == 0
+    sheet = openpyxl.load_workbook(out).active.iter_rows(values_only=True)
+    as_text = [[f"{c:.6f}" if isinstance(c, float) else c or "" for c in row] for row in sheet]
+    assert as_text == printed
+    assert len(printed) == 4
+    assert "--format" in refused(*words, "--out", out, "--format", "jsonl")
+    assert "--columns" in refused("predict", fitted, table)
+    assert "--columns" in refused("predict", fitted, data, *words[3:])
+    assert "--columns" in refused(*words[:-1], "Bild")
+    assert "--columns" in refused(*words[:-1], "path=Foto")
 
 
 def calibrated(model, files, *, copies):

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import openpyxl
 import pytest
 import typer
 
@@ -68,6 +69,28 @@ def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_pat
     assert {path.name for path in out.iterdir()} == FILES
     assert again.out.count("already done") == 5  # not reading, nor the calibration that cannot be
     assert contents(out) == before
+
+
+def test_a_table_with_other_headings_is_used_by_every_command(ogkd, clip, images, tmp_path):
+    table = tmp_path / "Tabelle.xlsx"
+    files = sorted(images.rglob("*.png"))
+    book = openpyxl.Workbook()
+    for row in [("Bild", "Diagnose"), *((str(file), file.parent.name) for file in files)]:
+        book.active.append(row)
+    book.save(table)
+    columns = ("--columns", "path=Bild,label=Diagnose")
+    split, model = tmp_path / "split.xlsx", tmp_path / "model"
+    for words in (
+        ("start", table, "--yes", "--backbone", clip, "--out", tmp_path / "results"),
+        ("data", "check", table),
+        ("data", "split", table, "--out", split),
+        ("fit", table, "--out", model, "--backbone", clip, "--method", "gda"),
+        ("evaluate", model, table),
+    ):
+        outcome = ogkd(*words, *columns)
+        assert outcome.code == 0, outcome.err
+    assert ogkd("fit", split, "--out", model, "--backbone", clip, "--restart").code == 0
+    assert len(rows_of(tmp_path / "results" / "split.csv")) == len(files)
 
 
 def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip, images, tmp_path):

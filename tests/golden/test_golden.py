@@ -155,7 +155,7 @@ def _write_tables() -> None:
     _write_table("undivided.csv", undivided)
     with Path("vol/slices.csv").open(encoding="utf-8", newline="") as file:
         slices = [{**row, "path": f"vol/{row['path']}"} for row in csv.DictReader(file)]
-    exams = [row for row in slices if row["exam"].split()[1] in ("normal", "kidney")]
+    exams = [row for row in slices if row["exam"].split()[1] in ("normal", "simple")]
     _write_table("exams.csv", exams)
     new = [{**row, "label": None, "split": None} for row in exams if row["split"] == "test"]
     _write_table("new-exams.csv", new)

@@ -28,6 +28,7 @@ _EXTRAS = {  # what of each is imported
     "audit": "cleanlab",
     "prompts": "openai",
     "bench": "pandas",
+    "excel": "openpyxl",
 }
 
 

@@ -29,6 +29,7 @@ class InputOptions:
     root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
     classes: opt.ClassesOption = None
     findings: opt.FindingsOption = None
+    columns: opt.ColumnsOption = None
     on_error: Annotated[
         Literal["stop", "skip"],
         Option(help="Unreadable files: stop and list them, or skip them."),
@@ -51,6 +52,7 @@ class InputOptions:
             root=self.root,
             class_names=opt.read_classes(self.classes),
             findings=opt.read_classes(self.findings),
+            columns=opt.read_columns(self.columns),
         )
         part = dataset.with_cases(dataset.part(split))
         if self.on_error == "stop":

@@ -31,6 +31,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     "class_names": opt.ClassesOption,
     "findings": opt.FindingsOption,
+    "columns": opt.ColumnsOption,
     "out": opt.ModelOut,
 }
 
@@ -43,6 +44,7 @@ def fit(**options: Any) -> None:
     options["settings"] = opt.read_settings(options["settings"] or [])
     for names in ("class_names", "findings"):
         options[names] = opt.read_classes(options[names])
+    options["columns"] = opt.read_columns(options["columns"])
     began = time.perf_counter()
     request = FitRequest(**options, say=say)
     try:
@@ -129,12 +131,13 @@ def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
             say(f"  {note}")
         return typer.confirm(question, True)
 
+    options["columns"] = opt.read_columns(options["columns"])
     asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
     for line in Start(data, out, options, **asks).run():
         typer.echo(line)
 
 
-_USED = ("data", "backbone", "method", "prompts", "normal", "slice", "cases", "slices")
+_USED = ("data", "backbone", "method", "prompts", "normal", "columns", "slice", "cases", "slices")
 _RESULTS = Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
 _YES = Option("--yes", "-y", help="Ask nothing: accept the defaults.")
 start.__signature__ = signature_of(  # type: ignore[attr-defined]

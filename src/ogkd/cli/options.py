@@ -21,6 +21,7 @@ from ogkd.fitting.request import FitRequest
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
     from ogkd.data.case import Case
+    from ogkd.data.tables import Sheet
     from ogkd.features import EncodedBatch
     from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
@@ -42,6 +43,10 @@ ClassesOption = Annotated[
 ]
 FindingsOption = Annotated[
     str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
+]
+ColumnsOption = Annotated[
+    str | None,
+    Option("--columns", metavar="NAME=HEADING,...", help=HELP["columns"]),
 ]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 CasesOption = Annotated[str | None, Option(help=HELP["cases"])]
@@ -112,15 +117,18 @@ class EncodingOptions(RayOptions):
             say(f"Note: {what} {advice}")
         return [image.sliced(rule) for image in find_images(images)]
 
-    def find_cases(self, images: Sequence[Path]) -> list[Case]:
+    def find_cases(self, images: Sequence[Path], columns: str | None) -> list[Case]:
         """A case for each image in files, folders and tables."""
         from ogkd.data.case import unlabelled_cases
-        from ogkd.data.tables import read_unlabelled_table
+        from ogkd.data.tables import TABLES, read_unlabelled_table
 
+        names = read_columns(columns)
+        if names and not any(path.suffix.lower() in TABLES for path in images):
+            raise ConfigError("It has no effect without a table.", argument="columns")
         cases: list[Case] = []
         for path in images:
-            if path.suffix.lower() in (".csv", ".tsv"):
-                cases += read_unlabelled_table(path)
+            if path.suffix.lower() in TABLES:
+                cases += read_unlabelled_table(path, names)
             else:
                 cases += unlabelled_cases(self.find([path]))
         return cases
@@ -153,6 +161,20 @@ def split_list(text: str) -> list[str]:
 def read_classes(text: str | None) -> list[str] | None:
     """Split class names at commas. An empty name is kept, so that it is reported as one."""
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def read_columns(text: str | None) -> dict[str, str] | None:
+    """Headings of columns, as `path=Bild,label=Diagnose`."""
+    if text is None:
+        return None
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    columns = {name.strip(): heading.strip() for name, _, heading in pairs}
+    if len(columns) < len(pairs) or not all(columns.values()):
+        raise ConfigError(
+            f"columns takes each heading once, such as path=Bild,label=Diagnose, but is '{text}'.",
+            argument="columns",
+        )
+    return columns
 
 
 def read_prior(text: str | None) -> dict[str, float] | None:
@@ -235,8 +257,14 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_csv(path: Path) -> Iterator[TextIO]:
-    """Open a text file that appears at `path` once everything is written."""
+def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
+    """Open a text file or sheet that appears at `path` once everything is written."""
+    from ogkd.data.tables import SHEET, Sheet
+
+    if path.suffix.lower() == SHEET:
+        with Sheet.at(path) as sheet:
+            yield sheet
+        return
     with (
         write_atomically(path, suffixes=(".csv", ".tsv", ".jsonl", ".txt")) as aside,
         # A file name that is not valid text is written as the bytes it consists of.

@@ -15,12 +15,14 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.options import say, write_csv
+from ogkd.cli.options import say, write_rows
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
+    from ogkd.data.case import Case
+    from ogkd.data.tables import Sheet
     from ogkd.features.encode import EncodedBatch
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
@@ -43,10 +45,11 @@ def predict(
         str | None, Option(help="With --zero-shot: texts of the classes, as for `ogkd fit`.")
     ] = None,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="The file to write (default: standard output).")
+        Path | None,
+        Option("--out", "-o", help="The file to write: .xlsx or text (default: standard output)."),
     ] = None,
     format: Annotated[
-        Literal["csv", "jsonl"], Option(help="A CSV table, or one JSON object per line.")
+        Literal["csv", "jsonl"], Option(help="A table, or one JSON object per line.")
     ] = "csv",
     explain: Annotated[
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
@@ -76,6 +79,7 @@ def predict(
         str | None,
         Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
     ] = None,
+    columns: opt.ColumnsOption = None,
     slices: Annotated[
         str | None, Option(help="Which slices, if not those that the model was fitted on.")
     ] = None,
@@ -113,10 +117,13 @@ def predict(
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
+    if format == "jsonl" and out is not None and out.suffix.lower() == ".xlsx":
+        raise ConfigError(f"format jsonl is text, but {out} is a sheet.", argument="format")
     policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]
-        classifier = _zero_shot(zero_shot, prompts, paths, backbone, engine, encoding)
+        shown = encoding.find_cases(paths, columns) if backbone is None else []
+        classifier = _zero_shot(zero_shot, prompts, shown, backbone, engine, encoding)
     elif prompts is not None or not images:
         raise ConfigError(
             f"Give image files or folders after the model: ogkd predict {model} IMAGES... "
@@ -128,7 +135,7 @@ def predict(
     given = {"by": cases, "slices": slices, "slice": encoding.slice}
     rule = {name: value for name, value in given.items() if value is not None}
     grouping = Grouping.parse(**classifier.card.grouping.as_json() | rule)
-    todo = grouping.expand(grouping.merge(encoding.find_cases(paths)))
+    todo = grouping.expand(grouping.merge(encoding.find_cases(paths, columns)))
     decider = Decider(classifier, policy)
     if explain is not None:
         with storage_errors(explain):
@@ -141,10 +148,10 @@ def predict(
 
     decisions = decider.decide(todo, encode, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
-    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
+    output: AbstractContextManager[TextIO | Sheet] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(todo))
     if out is not None:
-        output = write_csv(out)
+        output = write_rows(out)
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
     counts: Counter[str] = Counter()
@@ -168,7 +175,7 @@ def predict(
 def _zero_shot(
     classes: str,
     prompts: str | None,
-    paths: list[Path],
+    cases: list[Case],
     backbone: str | None,
     engine: str | None,
     encoding: opt.EncodingOptions,
@@ -178,7 +185,7 @@ def _zero_shot(
         backbone=backbone or FitRequest.backbone,
         prompts=prompts,
         # Else it warns now, and at the end again.
-        images=[case.image for case in encoding.find_cases(paths)] if backbone is None else (),
+        images=[case.image for case in cases],
         device=encoding.device,
         engine=engine or FitRequest.engine,
         say=say,

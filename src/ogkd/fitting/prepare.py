@@ -297,6 +297,7 @@ def _training_data(
         root=None if request.root is None else Path(request.root),
         class_names=request.class_names,
         findings=request.findings,
+        columns=request.columns,
     )
     for what, advice in whole.ignored:
         request.note(f"Note: {what} {advice}")

@@ -1,15 +1,27 @@
-"""Gray images: breast ultrasound, kidney CT, brain MRI and chest radiographs."""
+"""The families: breast ultrasound, chest radiographs, and the bowel wall by endoscopy."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ogkd.data.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, record, soft
+from ogkd.data.phantoms._draw import (
+    Array,
+    Attributes,
+    Canvas,
+    Drawing,
+    Frame,
+    mix,
+    plane,
+    record,
+    rgb,
+    soft,
+)
 
 # Neighbouring classes share values on purpose: no single attribute decides.
-_BREAST, _KIDNEY, _BRAIN = (
-    record(name)["looks"] for name in ("us-breast", "ct-kidney", "mri-brain")
-)
+_BREAST: dict[str, Any] = record("us-breast")["looks"]
+_BOWEL: dict[str, Any] = record("endoscopy")["looks"]  # a value for each class
 
 
 def us_breast(label: int, canvas: Canvas) -> Drawing:
@@ -91,155 +103,6 @@ def _breast_mass(view: Frame, tissue: Array, label: int) -> tuple[Array, Array, 
     look["orientation"] = "taller" if tall else "wider"
     look["calcification"] = "present" if foci else "absent"
     return tissue, behind, look, mask
-
-
-def ct_kidney(label: int, canvas: Canvas) -> Drawing:
-    """0 normal kidney, 1 renal cyst, 2 kidney stone, 3 renal tumor; a soft-tissue window."""
-    rng, view = canvas.rng, canvas.frame(turn=0.12, zoom=(1.1, 1.35), shift=0.08, bend=0.03)
-    enhanced = view.pick({"bright": 0.6, "grey": 0.4})
-    cortex = rng.uniform(0.68, 0.85) if enhanced == "bright" else rng.uniform(0.5, 0.6)
-    image = _abdomen(view)
-    waves = [(2, 0.05, rng.uniform(0, 6.3)), (3, 0.03, rng.uniform(0, 6.3))]
-    tilt = rng.normal(1.3, 0.2)
-    organ = view.blob((0.0, 0.0), rng.uniform(0.4, 0.48), aspect=1.35, angle=tilt, waves=waves)
-    notch = view.blob((-0.5, 0.05), 0.24, aspect=1.2)
-    kidney = cortex + 0.03 * view.clouds(10)
-    pyramids = soft(organ - 0.13, 0.06) * soft(view.clouds(8) - 0.1, 0.6)
-    kidney = kidney - (0.18 if enhanced == "bright" else 0.05) * pyramids
-    sinus = soft(view.blob((-0.14, 0.02), rng.uniform(0.13, 0.2), aspect=1.5, angle=tilt), 0.1)
-    kidney = mix(kidney, 0.27 + 0.06 * view.clouds(14), sinus * 0.85)
-    image = mix(image, kidney, soft(np.minimum(organ, -notch + 0.02), 0.05))
-    attributes: Attributes = {"contrast": enhanced}
-    mask = view.empty()
-    if label == 2:
-        mask = _stones(view, attributes)
-        image = mix(image, rng.uniform(0.92, 1.0), np.clip(mask * 1.4, 0, 1))
-    elif label:
-        image, mask = _kidney_mass(label == 1, view, image, cortex, attributes)
-    else:
-        finding = view.pick({"none": 0.7, "tiny cyst": 0.2, "vessel": 0.1})
-        attributes["finding"] = finding
-        if finding != "none":
-            # Too small to matter, yet it looks a little like its neighbours' lesions.
-            angle, level = rng.uniform(0, 6.3), 0.9 if finding == "vessel" else 0.35
-            point = (0.28 * np.cos(angle), 0.3 * np.sin(angle))
-            image = mix(image, level, soft(view.blob(point, rng.uniform(0.03, 0.06)), 0.04))
-    return view.finish(image, noise=(0.015, 0.06), marker=0.2), attributes, mask
-
-
-def _abdomen(view: Frame) -> Array:
-    """Fat, muscle, a vertebra, and a neighbouring organ or bowel with gas."""
-    rng = view.rng
-    image = 0.2 + 0.03 * view.clouds(12)
-    muscle = soft(view.y - 0.45 + 0.25 * view.x * view.x + 0.03 * view.clouds(6), 0.05)
-    image = mix(image, 0.47 + 0.04 * view.clouds(18, rows=9), muscle)
-    bone = view.blob((-0.95, 0.35), 0.34, aspect=1.15, waves=[(3, 0.08, 0.5)])
-    image = mix(image, 0.72 + 0.12 * view.clouds(22), soft(bone, 0.05))
-    image = np.maximum(image, 0.98 * soft(0.03 - np.abs(bone), 0.04))
-    centre = (rng.uniform(0.1, 0.6), rng.uniform(-1.15, -0.85))
-    organ = soft(view.blob(centre, rng.uniform(0.4, 0.6), aspect=1.5), 0.05)
-    image = mix(image, rng.uniform(0.5, 0.62) + 0.02 * view.clouds(16), organ)
-    loop = view.blob((rng.uniform(-0.8, -0.4), rng.uniform(-0.9, -0.6)), rng.uniform(0.15, 0.26))
-    image = mix(image, 0.52, soft(loop, 0.05))
-    if rng.random() < 0.5:
-        image = mix(image, 0.02, soft(loop - 0.07, 0.04))
-    skin = view.blob((0.0, -0.3), 1.5, aspect=1.05)
-    return mix(np.zeros_like(image), image, soft(skin, 0.04))
-
-
-def _stones(view: Frame, attributes: Attributes) -> Array:
-    rng = view.rng
-    count = int(rng.choice([1, 1, 1, 2, 3]))
-    points = np.array([-0.1, 0.02]) + rng.normal(0.0, 0.13, (count, 2))
-    radii = rng.uniform(0.035, 0.08, count)
-    number = "single" if count == 1 else "several"
-    attributes |= {"count": number, "density": "very bright", "site in kidney": "sinus"}
-    return np.clip(view.spots(points, radii, np.full(count, 1.6, np.float32)), 0, 1)
-
-
-def _kidney_mass(
-    cyst: bool, view: Frame, image: Array, cortex: float, attributes: Attributes
-) -> tuple[Array, Array]:
-    rng, look = view.rng, _KIDNEY["cyst" if cyst else "tumor"]
-    shape, margin, inside = (view.pick(look[name]) for name in ("shape", "margin", "texture"))
-    radius = float(np.clip(rng.lognormal(-1.45 if cyst else -1.2, 0.25), 0.15, 0.42))
-    angle = rng.uniform(-1.9, 1.9)
-    reach = 0.36 + rng.uniform(-0.15, 0.6) * radius
-    centre = (reach * np.cos(angle), 1.2 * reach * np.sin(angle))
-    field, mask = view.lesion(centre, radius, shape=shape, margin=margin)
-    level = rng.normal(0.32, 0.02) if cyst else cortex - rng.uniform(0.02, 0.14)
-    inner = level + 0.012 * view.clouds(10)
-    if inside == "heterogeneous":
-        inner = inner + 0.14 * view.clouds(11)
-    elif inside == "necrotic":
-        inner = inner - 0.28 * soft(field - radius * 0.45, 0.12)
-    elif inside == "septated":
-        inner = inner + 0.2 * view.ridges(6) ** 3
-    density = "dark" if cyst else "grey"
-    attributes |= {"shape": shape, "margin": margin, "texture": inside, "density": density}
-    return mix(image, inner, mask), mask
-
-
-def mri_brain(label: int, canvas: Canvas) -> Drawing:
-    """0 no tumor, 1 glioma, 2 meningioma, 3 pituitary tumor; an axial slice."""
-    rng, view = canvas.rng, canvas.frame(turn=0.12, zoom=(0.9, 1.12), shift=0.07, bend=0.014)
-    weighting = view.pick({"t1": 0.65, "t2": 0.35})
-    aspect = rng.uniform(0.76, 0.88)
-    head = view.blob((0.0, 0.0), 0.92, aspect=aspect, waves=[(2, 0.02, rng.uniform(0, 6.3))])
-    fluid, white = (0.12, 0.48) if weighting == "t1" else (0.85, 0.36)
-    folds = view.ridges(15) ** 2 * soft(0.42 - head, 0.3)
-    brain = white + 0.05 * view.clouds(7) + (fluid - white) * 0.45 * folds
-    brain = mix(brain, fluid, 0.6 * soft(0.018 - np.abs(view.x), 0.03) * soft(-view.y + 0.9, 0.1))
-    wide = rng.uniform(0.09, 0.16)
-    for side in (-1.0, 1.0):
-        horn = view.blob((side * 0.13, -0.12), wide, aspect=0.5, angle=side * 0.35)
-        tail = view.blob((side * 0.16, 0.2), wide * 0.8, aspect=0.5, angle=-side * 0.4)
-        brain = mix(brain, fluid, soft(np.maximum(horn, tail), 0.05))
-    attributes: Attributes = {"weighting": weighting}
-    mask = view.empty()
-    if label:
-        kind = ("none", "glioma", "meningioma", "pituitary")[label]
-        brain, mask = _tumor(kind, view, brain, fluid, aspect, attributes)
-    else:
-        attributes["finding"] = "none"
-    image = brain * soft(head - 0.12, 0.04)
-    scalp = soft(0.035 - np.abs(head - 0.035), 0.03)
-    image = np.maximum(image, scalp * rng.uniform(0.55, 0.95))
-    bias = 1.0 + 0.1 * view.clouds(2)
-    return view.finish(image * bias, noise=(0.01, 0.05), marker=0.15), attributes, mask
-
-
-def _tumor(
-    kind: str, view: Frame, brain: Array, fluid: float, aspect: float, attributes: Attributes
-) -> tuple[Array, Array]:
-    rng, look = view.rng, _BRAIN[kind]
-    shape, margin, inside = (view.pick(look[name]) for name in ("shape", "margin", "texture"))
-    radius = float(np.clip(rng.lognormal(np.log(look["radius"]), 0.3), 0.07, 0.42))
-    angle = rng.uniform(0, 6.28)
-    # Depth of the centre below the brain's surface: meningiomas sit on it, gliomas mostly not.
-    depth = rng.beta(2.2, 2.0) if kind == "glioma" else rng.beta(1.3, 7.0)
-    reach = (0.76 - 0.3 * radius) * (1.0 - 0.75 * depth)
-    centre = (aspect * reach * np.cos(angle), reach * np.sin(angle))
-    where = "deep" if depth > 0.35 else "surface"
-    if kind == "pituitary":
-        centre, where = (rng.normal(0.0, 0.06), rng.normal(-0.02, 0.1)), "midline"
-    field, mask = view.lesion(centre, radius, shape=shape, margin=margin)
-    edema = rng.random() < look["edema"]
-    if edema:
-        halo = soft(field + radius * rng.uniform(0.3, 0.9), 0.25)
-        brain = mix(brain, 0.3 if fluid < 0.5 else 0.7, 0.6 * halo)
-    bright = rng.random() < look["bright"]
-    # Never as grey as the brain around it: such a tumor could not be seen.
-    level = rng.uniform(0.68, 0.95) if bright else rng.uniform(0.1, 0.26)
-    inner = level + 0.02 * view.clouds(9)
-    if inside == "ring":
-        inner = inner - (level - 0.15) * soft(field - radius * 0.35, 0.08)
-    elif inside == "heterogeneous":
-        inner = inner + 0.16 * view.clouds(13)
-    attributes |= {"shape": shape, "margin": margin, "texture": inside, "depth": where}
-    attributes["density"] = "bright" if bright else "dark"
-    attributes["edema"] = "present" if edema else "absent"
-    return mix(brain, inner, mask), mask
 
 
 def chest(labels: int | tuple[int, ...], canvas: Canvas) -> Drawing:
@@ -334,3 +197,74 @@ def _ribs(view: Frame) -> Array:
         x, y = side * (0.08 + 0.7 * t), -0.72 - 0.16 * t
         strokes.append((view.to_pixels(np.stack([x, y], 1)), bright + 0.2, 0.04))
     return view.ink(strokes, blur=1.4) * np.float32(0.22)
+
+
+def endoscopy(label: int, canvas: Canvas) -> Drawing:
+    """0 normal mucosa, 1 polyp, 2 ulcer, 3 diffuse inflammation, 4 bleeding."""
+    rng, view = canvas.rng, canvas.frame(turn=3.0, zoom=(0.85, 1.2), shift=0.1, bend=0.05)
+    x, y = view.x, view.y
+    redness = float(np.clip(rng.normal(_BOWEL["redness"][label], 0.14), 0, 1))
+    wall = rgb(0.86, 0.5, 0.4) + np.float32(redness) * rgb(-0.06, -0.26, -0.2)
+    hole = (rng.normal(0, 0.35), rng.normal(0, 0.35))
+    distance = np.sqrt((x - hole[0]) ** 2 + (y - hole[1]) ** 2)
+    folds = 0.5 + 0.5 * np.cos(distance * rng.uniform(9, 15) + 0.6 * view.clouds(5))
+    light = 0.35 + 0.65 * soft(distance - 0.35, 0.9) - 0.16 * folds * soft(distance - 0.2, 0.4)
+    granular = rng.random() < _BOWEL["granular"][label]
+    bumpy = (0.1 if granular else 0.03) * view.clouds(30)
+    image = wall * (light + bumpy + 0.04 * view.clouds(6))[..., None]
+    veined = rng.random() < _BOWEL["veined"][label]
+    web = (0.35 if veined else 0.05) * view.ridges(7) ** 4
+    image = image * (1.0 - web[..., None] * rgb(0.2, 0.6, 0.5))
+    attributes: Attributes = {
+        "redness": "pale" if redness < 0.22 else ("pink" if redness < 0.52 else "red"),
+        "surface": "granular" if granular else "smooth",
+        "vessel pattern": "visible" if veined else "lost",
+    }
+    image, mask = _bowel_finding(label, view, image, wall, attributes)
+    glints = int(rng.integers(2, 10))
+    points = rng.uniform(-0.8, 0.8, (glints, 2))
+    shine = view.spots(points, rng.uniform(0.01, 0.03, glints), np.full(glints, 0.8, np.float32))
+    image = image + np.clip(shine, 0, 1)[..., None]
+    edge = rng.uniform(0.95, 1.2)
+    px, py = plane(canvas.size)
+    corner = soft(edge - np.maximum(np.abs(px), np.abs(py)) * 0.6 - 0.4 * np.hypot(px, py), 0.03)
+    return view.finish(image * corner[..., None], noise=(0.005, 0.03)), attributes, mask
+
+
+def _bowel_finding(
+    label: int, view: Frame, image: Array, wall: Array, attributes: Attributes
+) -> tuple[Array, Array]:
+    rng = view.rng
+    # A normal wall may show a fold seen end-on or a little mucus.
+    looks = _BOWEL["finding"][label]
+    finding = view.pick(looks) if len(looks) > 1 else next(iter(looks))
+    attributes["bowel finding"] = finding
+    mask = view.empty()
+    centre = (rng.uniform(-0.45, 0.45), rng.uniform(-0.45, 0.45))
+    if finding == "raised lump":
+        shape = view.pick({"round": 0.5, "oval": 0.3, "lobulated": 0.2})
+        radius = rng.uniform(0.16, 0.4) if label == 1 else rng.uniform(0.12, 0.2)
+        field, mask = view.lesion(centre, radius, shape=shape, margin="smooth")
+        dome = np.sqrt(np.clip(field / radius, 0, 1))
+        tone = np.clip(wall * rng.uniform(0.95, 1.2), 0, 1) * (0.55 + 0.55 * dome)[..., None]
+        image = image * (1.0 - 0.35 * soft(field + 0.1, 0.2))[..., None]  # its shadow
+        image = mix(image, tone, mask[..., None])
+        attributes["shape"] = shape
+    elif finding == "white crater":
+        veil = rng.uniform(0.35, 0.95)
+        count = 1 if label == 2 else int(rng.integers(1, 4))
+        for _ in range(count):
+            radius = rng.uniform(0.13, 0.34) if label == 2 else rng.uniform(0.07, 0.16)
+            field, here = view.lesion(centre, radius, shape="irregular", margin="indistinct")
+            image = mix(image, rgb(0.7, 0.18, 0.15), 0.5 * soft(field + 0.1, 0.15)[..., None])
+            tone = rgb(0.93, 0.86, 0.68) * (0.9 + 0.06 * view.clouds(14))[..., None]
+            image = mix(image, tone, veil * here[..., None])
+            mask = np.maximum(mask, here)
+            centre = (rng.uniform(-0.6, 0.6), rng.uniform(-0.6, 0.6))
+    elif finding == "blood":
+        pool = view.clouds(4) + 0.3 * view.clouds(12)
+        share = rng.uniform(0.4, 1.5) if label == 4 else 1.5
+        mask = soft(pool - share, 0.25)
+        tone = rgb(0.5, 0.02, 0.03) * (0.8 + 0.15 * view.clouds(10))[..., None]
+        image = mix(image, tone, 0.92 * mask[..., None])
+    return image, mask
