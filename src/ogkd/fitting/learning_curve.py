@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ogkd.data.tasks import OneOf
+from ogkd.core.pooling import is_pooled
+from ogkd.data.case import case_numbers
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import prepare, whole_rows
@@ -145,7 +146,7 @@ def learning_curve(data: Any, *, repeats: int = 10, **options: Any) -> LearningC
     prepared = prepare(FitRequest(data, **options))
     method, task, support = prepared.method, prepared.task, prepared.support
     cases = prepared.drawn.support
-    if not isinstance(task, OneOf) or any(len(case.images) > 1 for case in cases):
+    if task.needs or is_pooled(torch.from_numpy(case_numbers(cases))):
         raise ConfigError(
             "A learning curve needs single images of several classes.", argument="data"
         )
