@@ -96,7 +96,6 @@ class OGKDObjective:
             self.gamma.unsqueeze(1),
             temperature=choice.temperature,
             normalisation=choice.gad_normalisation,
-            normalise_target=choice.normalise_target,
         )
         locally = self._lgd(T_hat, teacher, batch)
         # L = L_CE + λ₁ L_SCCM + λ₂ L_GAD + λ₃ L_LGD (eq. 16)
@@ -140,7 +139,6 @@ class OGKDObjective:
             variant=self.config.lgd_variant,
             temperature=choice.temperature,
             normalisation=choice.lgd_normalisation,
-            normalise_target=choice.normalise_target,
         )
 
 
