@@ -49,10 +49,6 @@ def model_of(task, *, pooled=False, calibration=None, support=None):
         asks=task.as_json(),
         backbone=BackboneCard(name="toy", digest="d", embed_dim=D, preprocessing={}),
         logit_scale=1.0,
-        prompts_sha256="",
-        data_sha256="",
-        support_counts=(),
-        seed=1,
         versions={},
         poolings=tuple(map(PoolingCard.of, POOLINGS[task])) if pooled else (),
     )
