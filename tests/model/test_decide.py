@@ -230,14 +230,6 @@ def test_guarantees_that_cannot_be_given_are_refused(task, policy, argument):
     assert error.value.argument == argument
 
 
-def test_more_than_one_possible_class_is_said_in_words():
-    model = model_of(CLASSES, calibration=calibration_of(CLASSES))
-    words = {2: "Two classes remain possible.", 3: "Three classes remain possible."}
-    several = [d for d in decide(model, [1] * 50, rows_of(50)) if len(d.set) in words]
-    assert several
-    assert all(words[len(decision.set)] in decision.reasons for decision in several)
-
-
 @pytest.mark.parametrize("task", [CLASSES, FINDINGS], ids=["classes", "findings"])
 def test_guarantees_need_a_calibration(task):
     for argument in task.guarantees - {"prior"}:
