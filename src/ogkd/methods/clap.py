@@ -60,18 +60,14 @@ class ZSLP(FeatureMethod[ProbeT]):
         start = config.text_norm * T
         pull = 2 * self.pull(rows, T, scale).unsqueeze(1) / rows.classes
         generator = torch.Generator().manual_seed(seed)
-        L = rows.one_hot
         schedule = TrainConfig(epochs=max(1, config.epochs), lr=config.lr)
         w, speed = start.clone(), torch.zeros_like(start)
-        for epoch in range(config.epochs):
+        for epoch, batch in rows.batches(config.epochs, config.batch_size, generator):
             rate = learning_rate(epoch, schedule)
+            speed = config.momentum * speed + _slope(w, batch.features, batch.one_hot, scale)
             # The penalty's step is implicit, which is stable for any weight.
             held = rate / (1 - config.momentum) * pull
-            order = torch.randperm(len(L), generator=generator)
-            for batch in order.split(config.batch_size):
-                slope = _slope(w, rows.features[batch], L[batch], scale)
-                speed = config.momentum * speed + slope
-                w = (w - rate * speed + held * start) / (1 + held)
+            w = (w - rate * speed + held * start) / (1 + held)
         return LinearHead(scale * normalize(w, dim=-1), torch.zeros(rows.classes))
 
 
