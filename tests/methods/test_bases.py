@@ -12,13 +12,7 @@ from toys import text_of
 
 import ogkd
 from ogkd import methods
-from ogkd.methods import (
-    METHODS,
-    FeatureMethod,
-    MethodConfig,
-    PromptConfig,
-    PromptMethod,
-)
+from ogkd.methods import METHODS, FeatureMethod, MethodConfig, PromptConfig, PromptMethod
 from ogkd.methods.coop import CrossEntropy
 from ogkd.methods.ogkd import OGKD, OGKDConfig
 

@@ -27,6 +27,7 @@ _RIM = 4  # pixels at its edge, which are less even
 _MENTIONED = 0.1  # share of the evidence on the background from which the picture says so
 _PAPER, _INK, _FAINT, _ALERT = "#18181b", "#f4f4f5", "#96969e", "#fcbe5a"
 _WIDTH, _LINE, _DPI = 9.6, 0.27, 150  # inches of a picture and of a line in it; pixels per inch
+_FONT = "DejaVu Sans"  # which matplotlib brings along
 _LETTERS, _NAME = 100, 40  # letters of a line, and at most of a name
 
 
@@ -45,23 +46,27 @@ def draw(evidence: Evidence) -> Image.Image:
     side = 0.47 * _WIDTH
     height = (len(lines) + 3) * _LINE + side
     figure = Figure((_WIDTH, height), dpi=_DPI, facecolor=_PAPER)
+    line = _LINE / height
+
+    def write(left: float, bottom: float, text: str, colour: str, size: int) -> None:
+        style = {"color": colour, "fontsize": size, "fontfamily": _FONT, "parse_math": False}
+        figure.text(left, bottom, text, **style)
+
     for row, (text, colour) in enumerate(lines):
-        y = 1 - (row + 0.8) * _LINE / height
-        figure.text(0.02, y, text, color=colour, fontsize=12, parse_math=False)
-    bottom = 2.2 * _LINE / height
+        write(0.02, 1 - (row + 0.8) * line, text, colour, 12)
     panels = ((0.02, evidence.image.convert("RGB"), "The image as the model saw it"),
               (0.51, heat, "Evidence for and against it"))  # fmt: skip
     for left, picture, text in panels:
-        axes = figure.add_axes((left, bottom, 0.47, side / height))
+        axes = figure.add_axes((left, 2.2 * line, 0.47, side / height))
         axes.imshow(picture, aspect="auto", interpolation="bicubic")
         axes.set_axis_off()
-        figure.text(left, 1.5 * _LINE / height, text, color=_INK, fontsize=10, parse_math=False)
-    key = figure.add_axes((0.58, 0.6 * _LINE / height, 0.35, 0.4 * _LINE / height))
+        write(left, 1.5 * line, text, _INK, 10)
+    key = figure.add_axes((0.58, 0.6 * line, 0.35, 0.4 * line))
     scale = np.linspace(-1, 1, 256, dtype=np.float32)[None]
     key.imshow(_coloured(np.full((1, 256), 80, np.float32), scale), aspect="auto")
     key.set_axis_off()
     for x, text in ((0.51, "against"), (0.94, "for")):
-        figure.text(x, 0.6 * _LINE / height, text, color=_INK, fontsize=10)
+        write(x, 0.6 * line, text, _INK, 10)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -171,4 +176,4 @@ def _letters() -> frozenset[int]:
     from matplotlib.font_manager import findfont
     from matplotlib.ft2font import FT2Font
 
-    return frozenset(FT2Font(findfont("DejaVu Sans")).get_charmap())
+    return frozenset(FT2Font(findfont(_FONT)).get_charmap())
