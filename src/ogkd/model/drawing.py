@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,12 @@ def draw(evidence: Evidence) -> Image.Image:
     line = _LINE / height
 
     def write(left: float, bottom: float, text: str, colour: str, size: int) -> None:
-        style = {"color": colour, "fontsize": size, "fontfamily": _FONT, "parse_math": False}
+        style: dict[str, Any] = {
+            "color": colour,
+            "fontsize": size,
+            "fontfamily": _FONT,
+            "parse_math": False,
+        }
         figure.text(left, bottom, text, **style)
 
     for row, (text, colour) in enumerate(lines):
