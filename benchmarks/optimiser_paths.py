@@ -79,7 +79,7 @@ def prepare(
         patches.float().repeat(runs, 1, 1, 1),
     )
     scale = store.backbone.logit_scale
-    objective = OGKDObjective(method.config, text.bank, scale, "cpu", normal=text.normal)
+    objective = OGKDObjective(method.config, text.bank, scale, "cpu")
     start = learner.initial_context(torch.Generator())
     features = store.get([case.image for case in judges]).globals[:, 0].float()
     labels = torch.tensor([case.target for case in judges])

@@ -104,9 +104,6 @@ SHIPPED = {
     "paper/budget": ("9f13ba787a94928b", 1650),
     "phantoms/budget": ("7623cf5c54e8501f", 48),
     "real-small/budget": ("9835c32fee5c966c", 120),
-    "paper/class-gamma": ("38156baf2208d1e4", 42),
-    "phantoms/class-gamma": ("f30c13e690cac897", 8),
-    "real-small/class-gamma": ("c1d6ffa8dc2ef655", 12),
     "paper/components": ("ab7ca2255f0f6c3d", 90),
     "phantoms/components": ("e624ba575df7cd0d", 12),
     "real-small/components": ("6d99b827c5d7640e", 18),
@@ -179,17 +176,16 @@ def test_a_file_as_a_bank_keeps_the_datasets_presets_and_names_runs_by_content(t
     few = {"datasets": ["btmri"], "only": ["ogkd", "coop"], "shots": [1], "seeds": [1]}
 
     def cells(**change):
-        plan, sources = expand(read_grid("paper/few-shot", few | change))
-        return [cell.spec for cell in plan.cells], sources["btmri"]
+        plan, _ = expand(read_grid("paper/few-shot", few | change))
+        return [cell.spec for cell in plan.cells]
 
-    by_file, source = cells(prompts=str(tmp_path / "here"))
+    by_file = cells(prompts=str(tmp_path / "here"))
     assert [spec.preset for spec in by_file] == ["paper/few-shot/btmri"] * 2
-    assert source.has_normal
     assert str(tmp_path) not in "".join(spec.without() for spec in by_file)
-    assert cells(prompts=str(tmp_path / "there"))[0] == by_file
+    assert cells(prompts=str(tmp_path / "there")) == by_file
     bank["glioma tumor"][0] += " "
     (tmp_path / "there" / "btmri.json").write_text(json.dumps(bank))
-    other, _ = cells(prompts=str(tmp_path / "there"))
+    other = cells(prompts=str(tmp_path / "there"))
     assert {spec.hash for spec in other}.isdisjoint(spec.hash for spec in by_file)
     for change in ({"prompts": str(tmp_path / "there"), "datasets": ["busi"]}, {"prompts": "no"}):
         with pytest.raises(ConfigError):
@@ -231,7 +227,6 @@ def test_a_label_chooses_its_row_and_a_method_all_of_its_rows(grid_file):
     ("grid", "classes"),
     [
         ("base-to-novel", ("a", "b", "normal")),  # too few
-        ("class-gamma", ("a", "b", "c", "d")),  # none is normal
     ],
 )
 def test_datasets_that_a_protocol_cannot_evaluate_are_left_out_or_refused(tmp_path, grid, classes):

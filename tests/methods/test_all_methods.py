@@ -11,7 +11,7 @@ import ogkd
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate
 from ogkd.methods import METHODS, make_method, presets
-from ogkd.model.card import BackboneCard, ModelCard
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
 
@@ -47,18 +47,7 @@ def fit(method, supports, text, seeds=(1,)):
 
 
 def classifier_of(method, head, backbone):
-    card = ModelCard(
-        method=method.name,
-        config=method.config.model_dump(mode="json"),
-        asks=OneOf(NAMES[:3]).as_json(),
-        backbone=BackboneCard.of(backbone),
-        logit_scale=backbone.logit_scale,
-        prompts_sha256="",
-        data_sha256="",
-        support_counts=(3, 3, 3),
-        seed=1,
-        versions={},
-    )
+    card = ModelCard.of(method, OneOf(NAMES[:3]), backbone)
     return Classifier(backbone, head, card)
 
 

@@ -30,7 +30,7 @@ from pydantic import (
 )
 
 from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
-from ogkd.bench.sources import Source, find_sources, paper
+from ogkd.bench.sources import Source, find_sources
 from ogkd.data.phantoms import MOST_IMAGES
 from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import ConfigError, DataError, did_you_mean
@@ -185,7 +185,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     counts = grid.phantoms.model_dump()
     sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
-    sources = _suitable(grid, rows, sources)
+    sources = _suitable(grid, sources)
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -223,16 +223,12 @@ def _refuse_unknown(what: str, names: Iterable[str], known: set[str], argument: 
             raise ConfigError(f"The grid has no {what} '{name}'.{hint}", argument=argument)
 
 
-def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -> dict[str, Source]:
+def _suitable(grid: Grid, sources: dict[str, Source]) -> dict[str, Source]:
     """The datasets on which the protocol is possible; with "*", the others are left out."""
-    asked = {name for row in rows for name in (*grid.settings, *grid.sweep, *row.settings)}
-    for_normal = sorted(asked & set(paper().normal_settings))
     reasons = {}
     for name, source in sources.items():
         if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
             reasons[name] = f"{name} has {count} classes, but base-to-novel needs {_FEWEST}."
-        elif for_normal and not source.has_normal:
-            reasons[name] = f"{name} has no class marked as normal, which {for_normal[0]} needs."
     if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
         raise ConfigError(next(iter(reasons.values())), argument="datasets")
     return {name: source for name, source in sources.items() if name not in reasons}

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from ogkd import plugins
 from ogkd.backbones import Backbone
 from ogkd.backbones.changes import without_change
 from ogkd.data.case import Dataset, images_of
@@ -30,7 +29,7 @@ from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import BackboneCard, ModelCard, PoolingCard, versions
+from ogkd.model.card import ModelCard, PoolingCard
 from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
 from ogkd.model.load import load
 from ogkd.prompts.templates import require_classes
@@ -189,14 +188,11 @@ def _card(prepared: Prepared) -> ModelCard:
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
-    return ModelCard(
-        method=method.name,
-        plugin=plugins.name_of(type(method)),
+    return ModelCard.of(
+        method,
+        task,
+        without_change(prepared.backbone),
         preset=prepared.preset,
-        config=method.config.model_dump(mode="json"),
-        asks=task.as_json(),
-        backbone=BackboneCard.of(without_change(prepared.backbone)),
-        logit_scale=prepared.backbone.logit_scale,
         prompts=prepared.bank,
         prompts_sha256=_digest([text.prompts for text in prepared.texts]),
         data_sha256=_digest(sorted(content, key=repr)),
@@ -209,7 +205,6 @@ def _card(prepared: Prepared) -> ModelCard:
         cases=grouping.as_json(),
         images=len(images_of(drawn.support)),
         learned_cases=len(drawn.support),
-        versions=dict(versions()),
     )
 
 

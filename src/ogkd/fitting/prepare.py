@@ -16,24 +16,11 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.core.pooling import is_pooled
-from ogkd.data.case import (
-    Case,
-    Dataset,
-    case_numbers,
-    image_targets,
-    images_of,
-    require_files,
-)
+from ogkd.data.case import Case, Dataset, case_numbers, image_targets, images_of, require_files
 from ogkd.data.catalog import Benchmark
 from ogkd.data.fetch import named_benchmark, resolve_data
 from ogkd.data.names import normal_labels
-from ogkd.data.splits import (
-    Sampling,
-    contradictory,
-    separate_groups,
-    shortfalls,
-    support_and_val,
-)
+from ogkd.data.splits import Sampling, contradictory, separate_groups, shortfalls, support_and_val
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.features.store import FeatureStore, without_blank
