@@ -21,7 +21,7 @@ from ogkd.bench import worker
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import Runner, prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import lock_group, make_job, run_processes, work
+from ogkd.bench.worker import Job, lock_group, run_processes, work
 from ogkd.errors import ConfigError
 from tiny_data import edit_sealed
 
@@ -197,7 +197,7 @@ def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
     folder, plan, job = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1])
     work(job)
     assert prepare(folder, plan, {}) == []
-    (spec,) = job.specs
+    (spec,) = plan.specs.values()
     path = folder.folder_of(spec) / "result.json"
     edit_sealed(path, lambda result: result["config"].update(prior="other"))
     (note,) = prepare(folder, plan, {})
@@ -216,7 +216,8 @@ def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_fil
     plan, sources = expand(read_grid(grid_file, changes))
     folder = RunsFolder(tmp_path / "runs")
     prepare(folder, plan, sources)
-    work(make_job(folder, plan, sources, read_grid(grid_file).backbone))
+    backbone = read_grid(grid_file).backbone
+    work(Job(out=folder.root, plan=plan, sources=sources, backbone=backbone))
     assert prepare(folder, plan, sources) == []
     bank.write_text(json.dumps({name: [f"the {name}"] for name in names}))
     with pytest.raises(ConfigError, match="other prompts of 'first'"):

@@ -9,10 +9,8 @@ unseen.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -58,7 +56,6 @@ class GridRow(_Record):
     label: str = ""
     preset: str | None = None  # instead of the grid's
     settings: dict[str, Any] = {}
-    sweep: bool = True  # False: this row is run once, not for every value of the sweep
 
     @property
     def name(self) -> str:
@@ -245,7 +242,7 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     if grid.tuned is not None:
         common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
     over = {key: value for key, value in grid.over.items() if key.split(".")[0] in fields}
-    axis, values = next(iter(grid.sweep.items()), ("", [None])) if row.sweep else ("", [None])
+    axis, values = next(iter(grid.sweep.items()), ("", [None]))
     for value in values:
         settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
@@ -351,13 +348,9 @@ def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
 def _draws(
     numbers: Mapping[str, Sequence[float]], trials: int, seed: int
 ) -> list[dict[str, float]]:
-    rng = random.Random(f"tune {seed}")
-    count = min(trials - 1, math.prod(len(values) for values in numbers.values()))
-    draws: dict[tuple[float, ...], dict[str, float]] = {}
-    while len(draws) < count:
-        drawn = {name: rng.choice(values) for name, values in numbers.items()}
-        draws.setdefault(tuple(drawn.values()), drawn)
-    return [{}, *draws.values()]
+    possible = list(itertools.product(*numbers.values()))
+    drawn = random.Random(f"tune {seed}").sample(possible, min(trials - 1, len(possible)))
+    return [{}, *(dict(zip(numbers, values, strict=True)) for values in drawn)]
 
 
 def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
@@ -366,22 +359,20 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
     The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
     classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
     """
-    trials: dict[tuple[str, str], list[FinishedRun]] = {}
-    for label, run in folder.finished(plan):
-        trials.setdefault((label, run.spec.dataset), []).append(run)
+    finished = {run.spec.hash: run for _, run in folder.finished(plan)}
+    # The trials of each method on a dataset, by label.
+    searches: dict[tuple[str, str], dict[str, list[FinishedRun]]] = {}
+    for label, spec in ((cell.label, cell.spec) for cell in plan.cells):
+        if spec.hash not in finished:
+            raise DataError(f"Trial '{label}' on {spec.dataset} is not finished in {folder.root}.")
+        trials = searches.setdefault((spec.method, spec.dataset), {})
+        trials.setdefault(label, []).append(finished[spec.hash])
     best: Tuned = {}
-    scores: dict[tuple[str, str], tuple[float, float]] = {}
-    for trial, count in Counter((cell.label, cell.spec.dataset) for cell in plan.cells).items():
-        runs = trials.get(trial, [])
-        if len(runs) < count:
-            raise DataError(f"Trial '{trial[0]}' on {trial[1]} is not finished in {folder.root}.")
-        score = (_mean(runs, "accuracy"), -_mean(runs, "nll"))
-        spec = runs[0].spec
-        if score > scores.get((spec.method, spec.dataset), (-math.inf, -math.inf)):
-            scores[spec.method, spec.dataset] = score
-            tunable = METHODS[spec.method].tunable
-            kept = {key: spec.settings[key] for key in tunable if key in spec.settings}
-            best.setdefault(spec.method, {})[spec.dataset] = kept
+    for (method, dataset), trials in searches.items():
+        runs = max(trials.values(), key=lambda runs: (_mean(runs, "accuracy"), -_mean(runs, "nll")))
+        tunable = METHODS[method].tunable
+        kept = {key: value for key, value in runs[0].spec.settings.items() if key in tunable}
+        best.setdefault(method, {})[dataset] = kept
     return best
 
 

@@ -155,6 +155,7 @@ class Summary:
             key: rows.pivot(index=["part", "dataset"], columns="seed", values="score")
             for key, rows in frame.groupby(["label", "condition"], sort=False)
         }
+        self.planned = self._scores.keys()  # every (label, condition) of the plan
         self.labels = list(frame["label"].unique())
         self.datasets = list(frame["dataset"].unique())
         self.parts = sorted(frame["part"].unique())  # that are measured
@@ -228,9 +229,7 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
         title = "phantoms' own" if run.spec.of_phantoms else "templates"
         if (bank := run.spec.bank) is not None:
             title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
-        digests = banks.setdefault(title, set())
-        if run.result.bank_sha256:
-            digests.add(run.result.bank_sha256)
+        banks.setdefault(title, set()).update(filter(None, [run.result.bank_sha256]))
     words = []
     for title, digests in banks.items():
         digest = " ".join(sorted(digests))
@@ -248,8 +247,8 @@ def changed_settings(plan: Plan) -> str:
     rows: dict[str, dict[str, None]] = {}  # the labels of each text
     for cell in plan.cells:
         # Of a dataset's own preset ("paper/few-shot/busi") its kind.
-        kind, slash, _ = (cell.spec.preset or "").rpartition("/")
-        preset = f"{kind}/{{dataset}}" if slash else cell.spec.preset
+        kind, slash, preset = (cell.spec.preset or "").rpartition("/")
+        preset = f"{kind}/{{dataset}}" if slash else preset
         changes = {"preset": preset} if preset else {}
         for name, value in (changes | cell.spec.settings).items():
             if name != plan.sweep:

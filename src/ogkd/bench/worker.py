@@ -9,6 +9,7 @@ a dead worker leaves.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -22,13 +23,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import AfterValidator
 
 from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, group_runs
-from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder, RunSpec
+from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
@@ -46,75 +49,43 @@ Notify = Callable[[], object]
 
 
 class Job(FrozenRecord):
-    """Everything that a worker in another process needs."""
+    """Everything that a worker in another process needs; its working folder may be another."""
 
-    out: str  # the folder of runs
-    specs: tuple[RunSpec, ...]
+    out: Annotated[Path, AfterValidator(Path.absolute)]  # the folder of runs
+    plan: Plan
     sources: dict[str, Source]
-    backbone: str  # its name, or its path on this machine
+    backbone: Annotated[str, AfterValidator(absolute)]  # its name, or its path
     device: str = "auto"
     engine: str = "torch"  # that encodes images
     threads: int | None = None
 
     def groups(self) -> list[RunGroup]:
-        return claim_order(group_runs(self.specs))
+        """Expensive methods and many images first, so that no long group starts last.
 
+        Equals take turns by dataset: one worker encodes a dataset while others wait for it.
+        """
+        turns = Counter[str]()
 
-def make_job(
-    folder: RunsFolder,
-    plan: Plan,
-    sources: Mapping[str, Source],
-    backbone: str,
-    device: str = "auto",
-    engine: str = "torch",
-) -> Job:
-    """The job of a plan; paths are absolute: a worker elsewhere has another working folder."""
-    return Job(
-        out=str(folder.root.absolute()),
-        specs=tuple(plan.specs.values()),
-        sources=dict(sources),
-        backbone=absolute(backbone),
-        device=device,
-        engine=engine,
-    )
+        def order(group: RunGroup) -> tuple[float, ...]:
+            spec = group[0]
+            turns[spec.dataset] += 1
+            cost = _COSTS.get(METHODS[spec.method].cost, 1)
+            return -cost, -len(group) * (spec.shots or math.inf), turns[spec.dataset]
 
-
-def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Expensive methods and many images first, so that no long group starts last.
-
-    Equals take turns by dataset: one worker encodes a dataset while others wait for it.
-    """
-    turns = Counter[str]()
-
-    def order(group: RunGroup) -> tuple[float, ...]:
-        spec = group[0]
-        turns[spec.dataset] += 1
-        cost = _COSTS.get(METHODS[spec.method].cost, 1)
-        return -cost, -len(group) * (spec.shots or math.inf), turns[spec.dataset]
-
-    return sorted(groups, key=order)
+        return sorted(group_runs(list(self.plan.specs.values())), key=order)
 
 
 def work(job: Job, notify: Notify = lambda: None) -> None:
-    """Run every group of a job that no other process has run or is running."""
+    """Run every group of a job; return when all are settled, here or by other processes.
+
+    `notify` is called whenever results or failures were written.
+    """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     runner = Runner(
         lambda: load_backbone(job.backbone, device=job.device, engine=job.engine), job.sources
     )
-    run_groups(RunsFolder(Path(job.out)), job.groups(), runner, notify)
-
-
-def run_groups(
-    folder: RunsFolder,
-    groups: Sequence[RunGroup],
-    runner: Runner,
-    notify: Notify = lambda: None,
-) -> None:
-    """Run the groups that are left; return when all are settled, here or by other processes.
-
-    `notify` is called whenever results or failures were written.
-    """
+    folder, groups = RunsFolder(job.out), job.groups()
     left = [group for group in groups if not _is_settled(folder, group)]
     if left:
         _check_backbone(folder, groups, runner)
@@ -243,24 +214,27 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
     count = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
     visible = list(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     gpus = visible[:count] or [str(number) for number in range(count)]
-    codes: list[int | None] = []
     for _ in range(MOST_ATTEMPTS + 1):
-        processes = []
+        processes = [
+            _start(job, environment | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}))
+            for gpu in itertools.islice(itertools.cycle(gpus or [""]), workers)
+        ]
+        codes: set[int | None] = {None}
         try:
-            for number in range(workers):
-                gpu = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
-                processes.append(_start(job, environment | gpu))
-            codes = _ended(processes, notify)
+            # Until all died, or one found nothing left to do or an error.
+            while None in codes and codes.isdisjoint({0, _ERROR}):
+                time.sleep(_PAUSE)
+                notify()
+                codes = {process.poll() for process in processes}
         finally:
             replies = [_stop(process) for process in processes]
         notify()
         for error in filter(None, replies):
             raise ConfigError(**json.loads(error))
-        if 0 in codes:  # one that found nothing left to do
+        if 0 in codes:
             return
     raise ConfigError(
-        f"Workers repeatedly died (code {codes[0]}; see {Path(job.out, 'workers.log')}). Finished "
-        "runs are kept.",
+        f"Workers repeatedly died (see {job.out / 'workers.log'}). Finished runs are kept.",
         argument="workers",
     )
 
@@ -268,7 +242,7 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
 def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """A worker process. Its standard input tells it that this process lives."""
     pipe = subprocess.PIPE
-    with Path(job.out, "workers.log").open("ab") as log:
+    with (job.out / "workers.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _WORKER],
             stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment,
@@ -278,16 +252,6 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
         process.stdin.write(job.model_dump_json() + "\n")
         process.stdin.flush()
     return process
-
-
-def _ended(processes: Sequence[subprocess.Popen[str]], notify: Notify) -> list[int | None]:
-    """Wait for all processes, or for one that found nothing left or an error; the exit codes."""
-    while True:
-        codes = [process.poll() for process in processes]
-        if None not in codes or 0 in codes or _ERROR in codes:
-            return codes
-        time.sleep(_PAUSE)
-        notify()
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
@@ -364,7 +328,7 @@ def work_on_node(
     """Work on a node of a cluster, if it has the same software and the folder of runs."""
     use_settings(settings)
     job = Job.model_validate_json(content)
-    missing = [] if Path(job.out).is_dir() else [job.out]
+    missing = [] if job.out.is_dir() else [str(job.out)]
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}
