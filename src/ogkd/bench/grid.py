@@ -39,6 +39,8 @@ from ogkd.records import first_problem
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
 _DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
+_PHANTOMS = {"train": 16, "val": 4, "test": 20}
+_Drawn = Annotated[int, Field(ge=1, le=MOST_IMAGES)]
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tuned = dict[str, dict[str, dict[str, Any]]]
@@ -60,12 +62,6 @@ class GridRow(_Record):
     @property
     def name(self) -> str:
         return self.label or self.method
-
-
-class PhantomCounts(_Record):
-    train: int = Field(default=16, ge=1, le=MOST_IMAGES)
-    val: int = Field(default=4, ge=1, le=MOST_IMAGES)
-    test: int = Field(default=20, ge=1, le=MOST_IMAGES)
 
 
 class Grid(_Record):
@@ -94,7 +90,7 @@ class Grid(_Record):
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
     rows: list[GridRow] = []
-    phantoms: PhantomCounts = PhantomCounts()
+    phantoms: dict[Literal["train", "val", "test"], _Drawn] = {}  # images of each class
 
     @property
     def swept(self) -> list[str]:
@@ -179,7 +175,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    counts = grid.phantoms.model_dump()
+    counts = {**_PHANTOMS, **grid.phantoms}
     sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)

@@ -141,8 +141,5 @@ def _notes(summary: Summary, table: pd.DataFrame, runs: LabelledRuns) -> Iterato
         yield f"Prompts: {prompts_used(run for _, run in runs)}."
     if summary.plan.table == "few-shot":
         yield "± is the population standard deviation over seeds."
-        if summary.benchmarked:
-            names = ", ".join(summary.benchmarked)
-            yield f"± of {names}: 1.96 times it / sqrt(seeds), as the benchmark prints theirs."
     better = "lower" if summary.metric.lower_is_better else "higher"
     yield f"Best bold, second underlined; {better} is better."

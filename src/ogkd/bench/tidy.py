@@ -7,8 +7,7 @@ Every average and every spread that the benchmark prints or draws is defined her
   datasets' own harmonic means.
 - The spread (±, bands) is the population standard deviation over seeds of that same quantity:
   of a dataset's values, or, for several datasets, of their average at each seed that all of them
-  have. One seed has no spread (NaN). Rows of adapters as the benchmark ran them have its own
-  spread, 1.96 standard deviations / sqrt(seeds) (fidelity.md, 53).
+  have. One seed has no spread (NaN).
 
 Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
 say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
@@ -32,7 +31,6 @@ from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.cells import escape_formula
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
-from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
 _FACTS = {"together", "device", "engine", "versions"}
@@ -161,9 +159,6 @@ class Summary:
         self.parts = sorted(frame["part"].unique())  # that are measured
         self.conditions = sorted({condition for _, condition in self._scores}, key=Condition.order)
         self.rows_compete = len(self._scores) > len(self.conditions)  # any column has two rows
-        # Rows whose runs are all as the benchmark ran its adapters.
-        others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
-        self.benchmarked = [label for label in self.labels if label not in others]
 
     def scores(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
@@ -189,20 +184,11 @@ class Summary:
             return None
         value, std = average_and_spread(part, scores)
         seeds = int(scores.notna().all().sum())
-        if label in self.benchmarked and seeds:
-            std *= 1.96 / math.sqrt(seeds)
         planned = scores.shape[1]
         if len(names) == 1:
             return Average(value, std, seeds, planned)
         finished = scores.notna().groupby(level="dataset").all().sum(axis=1)
         return Average(value, std, int((finished == planned).sum()), len(names))
-
-
-def _as_benchmarked(spec: RunSpec) -> bool:
-    """Whether a run's method is an adapter or probe as the benchmark ran it."""
-    method = METHODS.get(spec.method)
-    rival = method is not None and issubclass(method.Config, RivalConfig)
-    return rival and spec.settings.get("fidelity") == "released"
 
 
 def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import platform
@@ -42,7 +41,7 @@ from ogkd.progress import progress_bar
 MOST_ATTEMPTS = 3  # at a group whose processes die
 _COSTS = {"instant": 0, "seconds": 1, "minutes": 2, "slow": 3}
 _PAUSE = 0.5  # seconds between two looks at other processes
-_ERROR = 2  # exit code of a worker that reports an error, which ends all
+_ERROR = 2  # exit code of a worker that met an error which must end all
 # The job is read before the slow imports, so that the command need not wait to write it.
 _WORKER = "import sys; job = sys.stdin.readline(); from ogkd.bench import worker; worker.main(job)"
 Notify = Callable[[], object]
@@ -204,8 +203,9 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
     """Run what is missing in `workers` processes, which end with this one.
 
     They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
-    unless a device is named. If workers die and leave something, all are started again: after
-    MOST_ATTEMPTS a group that kills its process is given up.
+    unless a device is named. If all workers died, they are started again: after MOST_ATTEMPTS a
+    group that kills its process is given up. This process does what is left in the end: nothing,
+    or it meets the error that a worker has met.
     """
     environment = dict(os.environ)
     if not environment.get("OMP_NUM_THREADS"):
@@ -221,18 +221,17 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
         ]
         codes: set[int | None] = {None}
         try:
-            # Until all died, or one found nothing left to do or an error.
+            # Until all died, or one found nothing left to do or met an error.
             while None in codes and codes.isdisjoint({0, _ERROR}):
                 time.sleep(_PAUSE)
                 notify()
                 codes = {process.poll() for process in processes}
         finally:
-            replies = [_stop(process) for process in processes]
+            for process in processes:
+                _stop(process)
         notify()
-        for error in filter(None, replies):
-            raise ConfigError(**json.loads(error))
-        if 0 in codes:
-            return
+        if not codes.isdisjoint({0, _ERROR}):
+            return work(job, notify)
     raise ConfigError(
         f"Workers repeatedly died (see {job.out / 'workers.log'}). Finished runs are kept.",
         argument="workers",
@@ -241,11 +240,10 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
 
 def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """A worker process. Its standard input tells it that this process lives."""
-    pipe = subprocess.PIPE
     with (job.out / "workers.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _WORKER],
-            stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment,
         )  # fmt: skip
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once
@@ -254,43 +252,31 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return process
 
 
-def _stop(process: subprocess.Popen[str]) -> str:
-    """End a worker, whose locks are released with it; the error that it reports, as JSON."""
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a worker, whose locks are released with it."""
     process.terminate()
     try:
-        reply, _ = process.communicate(timeout=10)
+        process.communicate(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
-        reply, _ = process.communicate()
-    return reply
+        process.communicate()
 
 
 def main(job: str) -> None:
     """Work in a process of its own, which ends with its parent.
 
-    The job was the first line of standard input, which the parent keeps open. An error that ends
-    all workers is written to standard output; what libraries print goes to the log.
+    The job was the first line of standard input, which the parent keeps open.
     """
-    reply = os.dup(1)
-    os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if error := work_elsewhere(job):
-        os.write(reply, json.dumps(error).encode())
+    try:
+        work(Job.model_validate_json(job))
+    except OgkdError:
         sys.exit(_ERROR)
 
 
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns when the parent has ended, in whatever way
     os._exit(1)
-
-
-def work_elsewhere(job: str) -> dict[str, str | None] | None:
-    """Work on a job (JSON) that another process made; an error that must end all workers."""
-    try:
-        work(Job.model_validate_json(job))
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return {"message": str(error), "argument": error.argument}
-    return None
 
 
 def run_ray(job: Job, cluster: Cluster, notify: Notify = lambda: None) -> None:
@@ -332,4 +318,8 @@ def work_on_node(
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}
-    return work_elsewhere(content)
+    try:
+        work(job)
+    except OgkdError as error:  # an exception would mean that the worker is lost
+        return {"message": str(error), "argument": error.argument}
+    return None

@@ -279,7 +279,7 @@ def densities(given: FigureInput, *, name: str) -> Drawn:
     if not chosen:
         raise ConfigError("No dataset has such images.")
     for images, panels in chosen:
-        figure, axes = style.grid(len(panels), y_name="Density", height=2.0, width=3.0)
+        figure, axes = style.grid(len(panels), y_name="Density", height=2.2, most=2)
         for ax, panel in zip(axes, panels, strict=True):
             _density_panel(ax, panel, images, given.both)
         pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
@@ -310,7 +310,7 @@ def _density_panel(
     others = len(images.W) - 1
     ax.set_xlabel(panel.x_name.format(k=min(_NEIGHBOURS, others), others=others))
     ax.set_yticks([])
-    a, b = (shown(label, 16) for label in pair)
+    a, b = (shown(label, 14) for label in pair)
     style.legend_above(ax, f"{panel.title.format(a=a, b=b)} (n = {rows.sum()})")
 
 
@@ -348,6 +348,8 @@ def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
         xticks_rotation=45, im_kw={"vmin": 0.0}, text_kw={"fontsize": 6.5},
     )  # fmt: skip
     ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
+    for label in ax.get_xticklabels():
+        label.set(ha="right", rotation_mode="anchor")
     ax.grid(False)
     ax.set(xlabel="Neighbour", ylabel="Class")
     style.header(figure, f"Class graph W of {title}; rows sum to one")
