@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ogkd.bench.figures import choose_pair, make_figures
-from ogkd.bench.figures.curves import Panel, points_of
+from ogkd.bench.figures import FigureInput, choose_pair, make_figures
+from ogkd.bench.figures.curves import few_shot
 from ogkd.bench.figures.per_dataset import (
     density,
     disease_mass,
@@ -26,7 +26,6 @@ from ogkd.bench.figures.per_dataset import (
     paired,
 )
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, RunSpec
-from ogkd.bench.tidy import Summary
 from ogkd.errors import ConfigError, DataError
 from tiny_runs import simulate, specs
 
@@ -91,19 +90,16 @@ def test_the_mean_of_risk_curves_is_taken_at_equal_coverage() -> None:
 
 
 def test_a_point_with_unfinished_runs_is_left_out(tmp_path: Path) -> None:
-    folder, plan = simulate(RunsFolder(tmp_path), specs(shots=(1, 4), seeds=[1]), images=20)
-    runs = folder.finished(plan)
-    summary = Summary(plan, [(label, run) for label, run in runs if run is not runs[-1][1]])
-    panel = Panel("", "test", summary.conditions, summary.datasets)
-    points, unfinished = points_of(summary, panel, "shots")
-    assert unfinished == 1
-    assert len(points) == 3
-    last = runs[-1][1].spec
-    assert (points[points["label"] == last.method]["x"] != last.shots).all()
-    both = [100 * run.metric("accuracy") for label, run in runs if (label, run.spec.shots) ==
-            (points["label"][0], points["x"][0])]  # fmt: skip
-    assert points["mean"][0] == pytest.approx(np.mean(both))
-    assert points["std"].isna().all()
+    labelled = specs(datasets=["busi"], shots=(1, 4))
+    folder, plan = simulate(RunsFolder(tmp_path), labelled, images=20)
+    *runs, (label, last) = folder.finished(plan)
+    ((_, figure),) = few_shot(FigureInput(plan, runs, None), average=False)
+    lines = {line.get_color(): line.get_xydata() for line in figure.axes[0].get_lines()}
+    assert sorted(map(len, lines.values())) == [1, 2]
+    (short,) = (points for points in lines.values() if len(points) == 1)
+    both = [run.metric("accuracy") for name, run in runs if (name, run.spec.shots) == (label, 1)]
+    assert (last.spec.shots, short.tolist()) == (4, [[1, pytest.approx(100 * np.mean(both))]])
+    assert "1 point" in figure.get_suptitle()
 
 
 # Which runs and images are compared

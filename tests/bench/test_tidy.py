@@ -52,7 +52,7 @@ def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
 ) -> None:
     folder, plan = done
     summary = Summary(plan, folder.finished(plan))
-    average = summary.average("coop", Condition(4, 0, None), "test")
+    average = summary.average("coop", Condition(4, 0, None), "test", ["busi", "covid"])
     assert average is not None
     assert (average.value, average.std) == (pytest.approx(0.65), pytest.approx(0.05))
     single = summary.average("coop", Condition(4, 0, None), "test", ["covid"])

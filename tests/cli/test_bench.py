@@ -57,7 +57,6 @@ def test_from_a_grid_to_tables_and_figures(grid):
     table = ogkd("table", "runs").output
     assert "| gda |" in table
     assert "K=2" in table
-    assert r"\begin{tabular}" in ogkd("table", "runs", "--format", "latex").output
     assert len(ogkd("table", "runs", "--format", "runs").stdout.splitlines()) == 9
     figures = ogkd("figure", "runs", "--out", "figures").output.split()
     assert any(name.endswith(".svg") for name in figures)

@@ -77,13 +77,12 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> pd.DataFrame:
             names.setdefault(name, cell.spec.dataset)
     different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
     methods = {cell.label: cell.spec.method for cell in plan.cells}
-    parts = [*summary.parts, *(["hm", "mean-hm"] if "novel" in summary.parts else [])]
     rows = []
     for label, condition in itertools.product(summary.labels, summary.conditions):
         if condition.value is not None:
             continue  # a swept setting: the paper has figures of these, but no tables
         theirs = _candidates(plan, label, methods[label], condition)
-        for part in parts:
+        for part in summary.parts:
             key = {"method": label, "K": condition.shots, "flips": condition.flips, "part": part}
             for number in _counterparts(part, theirs, names, different):
                 average = summary.average(label, condition, part, number.ours)

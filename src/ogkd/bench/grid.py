@@ -175,7 +175,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    counts = {**_PHANTOMS, **grid.phantoms}
+    counts = _PHANTOMS | {str(split): count for split, count in grid.phantoms.items()}
     sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pandas as pd
 
@@ -36,58 +36,41 @@ def _cells(summary: Summary) -> pd.DataFrame:
     """Every number of a table, where it stands, and with which others it competes.
 
     Methods are in rows and conditions in columns; a sweep has a block for each number of shots and,
-    if base and novel classes are in columns, a row for each value.
-    The best of a `group` is bold. A value is NaN if no run is finished; `many`: it is an average
-    over datasets.
+    if base and novel classes are in columns, a row for each value. The best of those that `rivals`
+    names is bold.
     """
-    plan = summary.plan
+    plan, count = summary.plan, len(summary.datasets)
+    groups = {f"Average over {count} datasets": summary.datasets} if count > 1 else {}
+    table = summary.averages(groups | {name: [name] for name in summary.datasets})
+    table = table[table["many"] | (table["part"] != "mean-hm")].reset_index(drop=True)
     # Rows of one column compete; if a single row is swept, its columns do.
     alone = plan.table == "sweep" and not summary.rows_compete
-    count = len(summary.datasets)
-    blocks = {f"Average over {count} datasets": summary.datasets} if count > 1 else {}
-    blocks |= {name: [name] for name in summary.datasets}
-    parts = list(summary.parts)
-    # A harmonic mean of errors would be good if the smaller of the two is.
-    if "base" in parts and not summary.metric.lower_is_better:
-        parts += ["hm", "mean-hm"]
-    cells = []
-    for (block, datasets), condition, label, part in itertools.product(
-        blocks.items(), summary.conditions, summary.labels, parts
-    ):
-        many = len(datasets) > 1
-        if part == "mean-hm" and not many:
-            continue
-        average = summary.average(label, condition, part, datasets)
-        fixed, swept = _words(summary, condition)
-        # An average has two harmonic means: say which.
-        name = "HM of averages" if many and part == "hm" else _PARTS[part]
-        row, column = [label], [name]
-        if plan.sweep is None:
-            column = [fixed, name] if len(summary.conditions) > 1 or not name else [name]
-        elif len(parts) > 1:
-            row = [label, swept]
-        else:
-            column = [swept]
-        cells.append(
-            {
-                "block": ", ".join([block, fixed] if plan.sweep else [block]),
-                "row": ", ".join(filter(None, row)),
-                "column": " ".join(filter(None, column)),
-                "group": (block, condition.shots if alone else condition, part),
-                "value": math.nan if average is None else average.value,
-                "std": math.nan if average is None else average.std,
-                "done": average.done if average else 0,
-                "planned": average.planned if average else 0,
-                "many": many,
-            }
-        )
-    return pd.DataFrame(cells)
+    table["rivals"] = [
+        (cell.group, cell.condition.shots if alone else cell.condition, cell.part)
+        for cell in table.itertuples()
+    ]
+    table[["block", "row", "column"]] = [_place(summary, cell) for cell in table.itertuples()]
+    return table
+
+
+def _place(summary: Summary, cell: Any) -> tuple[str, str, str]:
+    """Block, row and column of a number."""
+    fixed, swept = _words(summary, cell.condition)
+    # An average has two harmonic means: say which.
+    name = "HM of averages" if cell.many and cell.part == "hm" else _PARTS[cell.part]
+    if summary.plan.sweep is None:
+        words = fixed if len(summary.conditions) > 1 or not name else ""
+        return cell.group, cell.label, f"{words} {name}".strip()
+    block = f"{cell.group}, {fixed}"
+    if name:
+        return block, ", ".join(filter(None, [cell.label, swept])), name
+    return block, cell.label, swept
 
 
 def _words(summary: Summary, condition: Condition) -> tuple[str, str]:
-    """What distinguishes a condition: what the sweep does not vary, and what it does."""
+    """What the sweep does not vary, and what it does."""
     fixed = ["all images" if condition.shots is None else f"K={condition.shots}"]
-    swept = []
+    swept: list[str] = []
     if any(other.flips for other in summary.conditions):
         (swept if summary.plan.sweep == "flips" else fixed).append(f"{condition.flips} flips")
     if any(other.value is not None for other in summary.conditions):
@@ -102,7 +85,7 @@ def _texts(table: pd.DataFrame, summary: Summary) -> pd.Series:
     is_complete = table["value"].notna() & (table["done"] == table["planned"])
     # Equal as printed is equal.
     printed = table["value"][is_complete].map(lambda value: float(metric.text(value)))
-    groups = printed.groupby(table["group"])
+    groups = printed.groupby(table["rivals"])
     rank = groups.rank("dense", ascending=metric.lower_is_better).reindex(table.index)
     size = groups.transform("size").reindex(table.index)
     marks = pd.Series("{}", table.index).mask((rank == 1) & (size > 1), "**{}**")

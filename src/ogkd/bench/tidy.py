@@ -17,10 +17,10 @@ with 1.4 to 8.3 points it looks like the rejected one. So published spreads are 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,8 +108,7 @@ def _over_datasets(part: str, table: NDArray[np.float64]) -> float:
     return float(table.mean())
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(NamedTuple):
     """An average with its spread, and how much of what was planned is in it."""
 
     value: float
@@ -153,42 +152,57 @@ class Summary:
             key: rows.pivot(index=["part", "dataset"], columns="seed", values="score")
             for key, rows in frame.groupby(["label", "condition"], sort=False)
         }
-        self.planned = self._scores.keys()  # every (label, condition) of the plan
         self.labels = list(frame["label"].unique())
         self.datasets = list(frame["dataset"].unique())
-        self.parts = sorted(frame["part"].unique())  # that are measured
+        self.parts = sorted(frame["part"].unique())
+        # A harmonic mean of errors would be good if the smaller of the two is.
+        if "base" in self.parts and not self.metric.lower_is_better:
+            self.parts += ["hm", "mean-hm"]
         self.conditions = sorted({condition for _, condition in self._scores}, key=Condition.order)
         self.rows_compete = len(self._scores) > len(self.conditions)  # any column has two rows
 
-    def scores(
-        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
-    ) -> pd.DataFrame:
-        """(measured part, dataset) x seed; only datasets with a finished run of each part."""
-        scores = self._scores.get((label, condition))
-        if scores is None:
-            return pd.DataFrame()
-        scores = scores.loc[scores.index.isin(measured(part), level="part")].dropna(how="all")
-        counts = scores.groupby(level="dataset").size()
-        names = counts.index[counts == len(measured(part))]
-        if datasets is not None:
-            names = names.intersection(datasets)
-        return scores.loc[scores.index.isin(names, level="dataset")]
-
     def average(
-        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
+        self, label: str, condition: Condition, part: str, datasets: Sequence[str]
     ) -> Average | None:
-        """The average over datasets, or over the seeds of a single one; None without any run."""
-        names = self.datasets if datasets is None else datasets
-        scores = self.scores(label, condition, part, names)
+        """The average over datasets, or over the seeds of a single one; None without any run.
+
+        Only datasets with a finished run of each measured part count.
+        """
+        if (label, condition) not in self._scores:
+            return None
+        scores = self._scores[label, condition]
+        chosen = scores.index.isin(measured(part), level="part")
+        chosen &= scores.index.isin(datasets, level="dataset")
+        scores = scores[chosen].dropna(how="all")
+        names = scores.index.get_level_values("dataset")
+        if len(measured(part)) > 1:
+            scores = scores[names.duplicated(keep=False)]  # both parts
         if scores.empty:
             return None
         value, std = average_and_spread(part, scores)
-        seeds = int(scores.notna().all().sum())
         planned = scores.shape[1]
-        if len(names) == 1:
-            return Average(value, std, seeds, planned)
+        if len(datasets) == 1:
+            return Average(value, std, int(scores.notna().all().sum()), planned)
         finished = scores.notna().groupby(level="dataset").all().sum(axis=1)
-        return Average(value, std, int((finished == planned).sum()), len(names))
+        return Average(value, std, int((finished == planned).sum()), len(datasets))
+
+    def averages(self, groups: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+        """The planned averages over groups of datasets: NaN without any run.
+
+        Columns: group (its name), many (whether it is of several datasets), condition, label,
+        part, and those of an Average.
+        """
+        nothing = Average(math.nan, math.nan, 0, 0)
+        rows = [
+            (name, len(datasets) > 1, condition, label, part)
+            + (self.average(label, condition, part, datasets) or nothing)
+            for (name, datasets), condition, label, part in itertools.product(
+                groups.items(), self.conditions, self.labels, self.parts
+            )
+            if (label, condition) in self._scores
+        ]
+        columns = ["group", "many", "condition", "label", "part", *Average._fields]
+        return pd.DataFrame(rows, columns=columns)
 
 
 def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigError:

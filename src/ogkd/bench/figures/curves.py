@@ -6,15 +6,14 @@ finished.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from ogkd.bench.figures import style
 from ogkd.bench.figures.style import Drawn, shown
-from ogkd.bench.tidy import Condition, Summary, measured
+from ogkd.bench.tidy import Condition
 from ogkd.errors import ConfigError, pluralize
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ _AXES = {
 }
 
 
-class Panel(NamedTuple):
-    title: str
-    part: str
-    conditions: Sequence[Condition]
-    datasets: Sequence[str]
-
-
 def few_shot(given: FigureInput, *, average: bool) -> Drawn:
     """Accuracy against shots: a panel for each dataset, or one of their average."""
     plan, summary = given.plan, given.accuracy
@@ -50,8 +42,10 @@ def few_shot(given: FigureInput, *, average: bool) -> Drawn:
     groups = {name: [name] for name in summary.datasets}
     if average and len(groups) > 1:
         groups = {"": summary.datasets}
-    panels = [Panel(title, "test", summary.conditions, group) for title, group in groups.items()]
-    yield "few-shot-average" if average else "few-shot", _draw(panels, given, "shots")
+    points = summary.averages(groups)
+    points["panel"] = points["group"]
+    points = points[points["part"] == "test"]
+    yield "few-shot-average" if average else "few-shot", _draw(points, given, "shots")
 
 
 def sweep(given: FigureInput) -> Drawn:
@@ -59,39 +53,15 @@ def sweep(given: FigureInput) -> Drawn:
 
     Few-shot: a panel for each number of shots. Base-to-novel: base, novel and HM of averages.
     """
-    summary, swept = given.accuracy, given.plan.sweep
+    swept = given.plan.sweep
     if swept is None:
         raise ConfigError(f"It needs a plan that sweeps a setting; '{given.plan.name}' does not.")
-    titles = {"test": "", "base": "Base", "novel": "Novel", "hm": "HM of averages"}
-    panels = []
-    for shots, group in itertools.groupby(summary.conditions, key=lambda other: other.shots):
-        conditions = list(group)
-        words = f"{shots} shot{'s' * (shots > 1)}" if shots else "all images"
-        for part, title in titles.items():
-            name = ", ".join(filter(None, [title, words]))
-            panels.append(Panel(name, part, conditions, summary.datasets))
-    yield f"sweep-{style.file_stem(swept)}", _draw(panels, given, swept)
-
-
-def points_of(summary: Summary, panel: Panel, axis: str) -> tuple[pd.DataFrame, int]:
-    """The points of a panel in percent, and how many are left out: their runs are not finished.
-
-    Columns: label, x (NaN: it does not vary along the axis), mean, std (NaN for one seed).
-    """
-    points, unfinished = [], 0
-    for label, condition in itertools.product(summary.labels, panel.conditions):
-        if (label, condition) not in summary.planned:
-            continue
-        average = summary.average(label, condition, panel.part, panel.datasets)
-        if average is not None and average.complete:
-            x = _position(condition, axis)
-            points.append((label, x, 100 * average.value, 100 * average.std))
-        unfinished += average is None or not average.complete
-    frame = pd.DataFrame(points, columns=["label", "x", "mean", "std"]).astype({"x": float})
-    if (twice := frame.duplicated(["label", "x"])).any():
-        label = frame["label"][twice].iloc[0]
-        raise ConfigError(f"'{label}' has runs under several conditions with one {axis}.")
-    return frame, unfinished
+    points = given.accuracy.averages({"": given.accuracy.datasets})
+    points = points[points["part"] != "mean-hm"].reset_index(drop=True)
+    shots = ["all images" if k is None else pluralize(k, "shot") for k, *_ in points["condition"]]
+    titles = {"test": "", "base": "Base, ", "novel": "Novel, ", "hm": "HM of averages, "}
+    points["panel"] = points["part"].map(titles) + shots
+    yield f"sweep-{style.file_stem(swept)}", _draw(points, given, swept)
 
 
 def _position(condition: Condition, axis: str) -> float | None:
@@ -101,30 +71,34 @@ def _position(condition: Condition, axis: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _draw(panels: Sequence[Panel], given: FigureInput, axis: str) -> Figure:
-    """Draw the panels with one legend."""
+def _draw(points: pd.DataFrame, given: FigureInput, axis: str) -> Figure:
+    """Draw the finished points of each panel, with one legend."""
     summary, pair = given.accuracy, given.pair or ()
-    planned = [panel for panel in panels if {*measured(panel.part)} <= {*summary.parts}]
-    points, unfinished = zip(*(points_of(summary, panel, axis) for panel in planned), strict=True)
-    if len({x for frame in points for x in frame["x"].dropna()}) < 2:
+    is_finished = points["value"].notna() & (points["done"] == points["planned"])
+    missing = len(points) - int(is_finished.sum())
+    points = points[is_finished]
+    # NaN: it does not vary along the axis.
+    points = points.assign(x=[_position(condition, axis) for condition in points["condition"]])
+    points[["value", "std"]] *= 100
+    if points["x"].nunique() < 2:
         raise ConfigError(f"A curve needs finished runs at two values of {axis}.")
+    if (twice := points.duplicated(["panel", "label", "x"])).any():
+        label = points["label"][twice].iloc[0]
+        raise ConfigError(f"'{label}' has runs under several conditions with one {axis}.")
     look = style.looks(summary.labels, pair)
     bands = pair or summary.labels  # of many curves they would hide each other
     handles: dict[str, Artist] = {}
-    figure, axes = style.grid(
-        len(planned),
-        _AXES.get(axis, axis),
-        summary.metric.heading,
-        height=1.75 if len(planned) > 1 else 2.1,
-    )
-    for ax, panel, frame in zip(axes, planned, points, strict=True):
-        _draw_panel(ax, frame, look, handles, bands)
-        _ticks(ax, frame, logarithmic=axis == "shots")
-        ax.set_title(shown(panel.title, 36), loc="left")
+    panels = list(points.groupby("panel", sort=False))
+    height = 1.75 if len(panels) > 1 else 2.1
+    x_name, y_name = _AXES.get(axis, axis), summary.metric.heading
+    figure, axes = style.grid(len(panels), x_name, y_name, height=height)
+    for ax, (title, panel) in zip(axes, panels, strict=True):
+        _draw_panel(ax, panel, look, handles, bands)
+        _ticks(ax, panel, logarithmic=axis == "shots")
+        ax.set_title(shown(title, 36), loc="left")
     style.legend_below(figure, handles)
     seeds = pluralize(len({run.spec.seed for _, run in given.runs}), "seed")
     bars = "; band: ± std over seeds" if seeds != "1 seed" else ""
-    missing = sum(unfinished)
     words = f"Not finished, left out: {pluralize(missing, 'point')}" if missing else ""
     style.header(figure, f"Mean of {seeds}{bars}", words)
     return figure
@@ -141,7 +115,7 @@ def _draw_panel(
     curves = points.groupby(["label", points["x"].isna()], sort=False)
     # The pair comes last, so that its curves are on top.
     for (label, flat), curve in sorted(curves, key=lambda item: look[item[0][0]]["linewidth"]):
-        colour, mean, std = look[label]["color"], curve["mean"], curve["std"]
+        colour, mean, std = look[label]["color"], curve["value"], curve["std"]
         if flat:  # it does not vary along the axis: a level
             name = f"{label} (preset)" if label in moving else label
             line = ax.axhline(mean.iloc[0], color=colour, linestyle="--", linewidth=0.9)

@@ -259,10 +259,16 @@ _OTHER = (
 # On wins A's margin is positive and B's is not, because the images were chosen so: the figure
 # shows by how much, and is fair only beside the losses.
 DENSITIES = {
-    "wins": [DensityPanel(*w, *n) for w in (_WINS, _LOSSES) for n in (_MARGIN, _NEAR)],
+    "wins": [
+        DensityPanel(*_WINS, *_MARGIN),
+        DensityPanel(*_WINS, *_NEAR),
+        DensityPanel(*_LOSSES, *_MARGIN),
+        DensityPanel(*_LOSSES, *_NEAR),
+    ],
     "disease-mass": [
-        DensityPanel(*which, *number)
-        for which, number in ((_MISSED, _DISEASE), (_MISSED, _OTHER), (_NORMAL, _DISEASE))
+        DensityPanel(*_MISSED, *_DISEASE),
+        DensityPanel(*_MISSED, *_OTHER),
+        DensityPanel(*_NORMAL, *_DISEASE),
     ],
 }
 
