@@ -229,48 +229,42 @@ def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Flo
 # Densities
 
 
-class DensityPanel(NamedTuple):
-    """Which images a panel shows, and which number of each, as predicted by A and by B."""
+class Which(NamedTuple):
+    """The images of a panel."""
 
     title: str  # {a}, {b}: the labels
     rows: Callable[[PairedPredictions], Mask]
-    x_name: str  # {k}: the number of neighbours, {others}: of other classes
-    number: Callable[[Floats, PairedPredictions], Floats]  # p [N, C] -> [N]
-    bounds: tuple[float, ...]
 
 
-_WINS = ("{a} right, {b} wrong", lambda at: at.right[0] & ~at.right[1])
-_LOSSES = ("{b} right, {a} wrong", lambda at: at.right[1] & ~at.right[0])
-_MISSED = ("Both wrong on a disease", lambda at: ~at.right[0] & ~at.right[1] & ~at.healthy)
-_NORMAL = ("Normal images", lambda at: at.healthy)
+class Quantity(NamedTuple):
+    """A number of an image, as predicted by one method."""
 
-_MARGIN = ("z(y) − max z(j), j ≠ y", lambda p, at: margins(p, at.y), ())
-_NEAR = (
+    name: str  # {k}: the number of neighbours, {others}: of other classes
+    of: Callable[[Floats, PairedPredictions], Floats]  # p [N, C] -> [N]
+    bounds: tuple[float, ...] = (0.0, 1.0)
+
+
+_WINS = Which("{a} right, {b} wrong", lambda at: at.right[0] & ~at.right[1])
+_LOSSES = Which("{b} right, {a} wrong", lambda at: at.right[1] & ~at.right[0])
+_MISSED = Which("Both wrong on a disease", lambda at: ~at.right[0] & ~at.right[1] & ~at.healthy)
+_NORMAL = Which("Normal images", lambda at: at.healthy)
+
+_MARGIN = Quantity("z(y) − max z(j), j ≠ y", lambda p, at: margins(p, at.y), bounds=())
+_NEAR = Quantity(
     "p of the {k} nearest of {others} other classes in W",
     lambda p, at: neighbour_mass(p, at.y, at.W),
-    (0.0, 1.0),
 )
-_DISEASE = ("p of all diseases", lambda p, at: disease_mass(p, at.normal), (0.0, 1.0))
-_OTHER = (
-    "p of all diseases but the true one",
-    lambda p, at: disease_mass(p, at.normal, without=at.y),
-    (0.0, 1.0),
+_DISEASE = Quantity("p of all diseases", lambda p, at: disease_mass(p, at.normal))
+_OTHER = Quantity(
+    "p of all diseases but the true one", lambda p, at: disease_mass(p, at.normal, without=at.y)
 )
 # On wins A's margin is positive and B's is not, because the images were chosen so: the figure
 # shows by how much, and is fair only beside the losses.
 DENSITIES = {
-    "wins": [
-        DensityPanel(*_WINS, *_MARGIN),
-        DensityPanel(*_WINS, *_NEAR),
-        DensityPanel(*_LOSSES, *_MARGIN),
-        DensityPanel(*_LOSSES, *_NEAR),
-    ],
-    "disease-mass": [
-        DensityPanel(*_MISSED, *_DISEASE),
-        DensityPanel(*_MISSED, *_OTHER),
-        DensityPanel(*_NORMAL, *_DISEASE),
-    ],
+    "wins": [(_WINS, _MARGIN), (_WINS, _NEAR), (_LOSSES, _MARGIN), (_LOSSES, _NEAR)],
+    "disease-mass": [(_MISSED, _DISEASE), (_MISSED, _OTHER), (_NORMAL, _DISEASE)],
 }
+"""The panels of each figure: which images, and which number of them."""
 
 
 def densities(given: FigureInput, *, name: str) -> Drawn:
@@ -278,7 +272,7 @@ def densities(given: FigureInput, *, name: str) -> Drawn:
     chosen = [
         (images, panels)
         for images in paired(given.runs, given.both)
-        if (panels := [panel for panel in DENSITIES[name] if panel.rows(images).any()])
+        if (panels := [panel for panel in DENSITIES[name] if panel[0].rows(images).any()])
         # A disease mass needs normal classes and others.
         and (name == "wins" or 0 < len(images.normal) < len(images.W))
     ]
@@ -287,24 +281,24 @@ def densities(given: FigureInput, *, name: str) -> Drawn:
     for images, panels in chosen:
         figure, axes = style.grid(len(panels), y_name="Density", height=2.2, most=2)
         for ax, panel in zip(axes, panels, strict=True):
-            _density_panel(ax, panel, images, given.both)
+            _density_panel(ax, *panel, images, given.both)
         pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
         style.header(figure, f"{shown(images.title, 60)}; {pooled}")
         yield f"{name}-{style.file_stem(images.name)}", figure
 
 
 def _density_panel(
-    ax: Axes, panel: DensityPanel, images: PairedPredictions, pair: tuple[str, str]
+    ax: Axes, which: Which, quantity: Quantity, images: PairedPredictions, pair: tuple[str, str]
 ) -> None:
-    rows = panel.rows(images)
-    samples = [panel.number(p, images)[rows] for p in images.both]
-    ends = panel.bounds or (min(map(np.min, samples)), max(map(np.max, samples)))
-    room = 0.0 if panel.bounds else 0.15 * (ends[1] - ends[0]) or 1.0
+    rows = which.rows(images)
+    samples = [quantity.of(p, images)[rows] for p in images.both]
+    ends = quantity.bounds or (min(map(np.min, samples)), max(map(np.max, samples)))
+    room = 0.0 if quantity.bounds else 0.15 * (ends[1] - ends[0]) or 1.0
     grid = np.linspace(ends[0] - room, ends[1] + room, 401)
     for label, values, colour in zip(pair, samples, style.COLOURS, strict=False):
         total = f"Σ = {values.sum():.1f}, mean {values.mean():.2f}".replace("-", "−")
         name = f"{shown(label, 20)}: {total}"
-        heights = density(values, grid, panel.bounds)
+        heights = density(values, grid, quantity.bounds)
         if heights is not None:
             ax.plot(grid, heights, color=colour, label=name)
             ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
@@ -314,10 +308,10 @@ def _density_panel(
     ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(bottom=0)
     others = len(images.W) - 1
-    ax.set_xlabel(panel.x_name.format(k=min(_NEIGHBOURS, others), others=others))
+    ax.set_xlabel(quantity.name.format(k=min(_NEIGHBOURS, others), others=others))
     ax.set_yticks([])
     a, b = (shown(label, 14) for label in pair)
-    style.legend_above(ax, f"{panel.title.format(a=a, b=b)} (n = {rows.sum()})")
+    style.legend_above(ax, f"{which.title.format(a=a, b=b)} (n = {rows.sum()})")
 
 
 # The class graph
