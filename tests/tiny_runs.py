@@ -1,13 +1,15 @@
-"""Folders of benchmark runs whose numbers the test chooses or simulates; nothing is trained."""
+"""A tiny dataset of noise, and folders of runs whose numbers the test chooses or simulates."""
 
 from __future__ import annotations
 
 import itertools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from ogkd.bench.runs import Cell, Plan, Predictions, Result, RunsFolder, RunSpec
 
@@ -112,3 +114,16 @@ def _predictions(spec: RunSpec, names: Sequence[str], part: str, images: int) ->
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     W /= W.sum(axis=1, keepdims=True)
     return Predictions(labels.astype(np.int64), p.astype(np.float32), W.astype(np.float32))
+
+
+def make_dataset(root: Path, *, seed: int = 0) -> None:
+    """Images of noise, brighter from class to class."""
+    names = ("benign_tumor", "malignant_tumor", "normal_lung", "striped_cyst")
+    for label, name in enumerate(names):
+        for split, count in (("train", 4), ("val", 1), ("test", 3)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                rng = np.random.default_rng([seed, label, index, len(split)])
+                image = rng.integers(0, 100, (36, 40, 3)) + 45 * label
+                Image.fromarray(image.astype(np.uint8)).save(folder / f"{index}.png")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import Job
+from tiny_runs import make_dataset
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_data import make_dataset
 
 from ogkd.bench.grid import best_settings, expand, read_grid, tuning_grid, write_best
 from ogkd.bench.runner import prepare
@@ -17,7 +16,7 @@ from ogkd.bench.tables import make_table
 from ogkd.bench.worker import Job, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
-from tiny_runs import make_plan, write_run
+from tiny_runs import make_dataset, make_plan, write_run
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 

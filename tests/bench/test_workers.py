@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from bench_data import make_dataset
 from filelock import Timeout
 
 from dying import die_after
@@ -24,6 +23,7 @@ from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import Job, lock_group, run_processes, work
 from ogkd.errors import ConfigError
 from tiny_data import edit_sealed
+from tiny_runs import make_dataset
 
 
 def content(folder):
