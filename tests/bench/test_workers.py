@@ -21,7 +21,7 @@ from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import Runner, prepare
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import Job, lock_group, run_processes, work
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, OgkdError
 from tiny_data import edit_sealed
 from tiny_runs import make_dataset
 
@@ -160,6 +160,12 @@ def test_workers_that_cannot_start_are_one_error(bench, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         run_processes(job, workers=2)
     assert caught.value.argument == "workers"
+
+
+def test_an_error_that_a_worker_meets_ends_the_command(bench):
+    _, _, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    with pytest.raises(OgkdError, match="/no/backbone"):
+        run_processes(job.model_copy(update={"backbone": "/no/backbone"}), workers=1)
 
 
 def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_file, tmp_path):
