@@ -106,16 +106,6 @@ def test_probabilities_that_a_calibration_left_alone_are_not_called_calibrated(g
     assert answer["set"]
 
 
-def test_the_nearest_support_images_are_named(gda, image, phantoms):
-    learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
-    similar = ask(gda, learned, images=True)["similar"]
-    cosines = [entry["similarity"] for entry in similar]
-    assert similar[0]["class"] == "simple cyst"
-    assert cosines[0] == pytest.approx(1, abs=1e-3)
-    assert cosines == sorted(cosines, reverse=True)
-    assert ask(gda, image, support=None)["similar"] == []
-
-
 def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
     assert "evidence" not in ask(gda, image)
     answer = ask(gda, image, images=True)

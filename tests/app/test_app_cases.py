@@ -149,9 +149,9 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
     )
     assert "cut.png: The file is damaged" in body["image"]["note"]
     status, body = page([("bad.svs", b"no image"), ("worse.npz", b"")])
-    assert (status, body["detail"][:8]) == (422, "bad.svs:")
+    assert (status, body["error"][:8]) == (422, "bad.svs:")
     status, body = page(b"no image")
-    assert (status, body["detail"][:12]) == (422, "The file is ")
+    assert (status, body["error"][:12]) == (422, "The file is ")
     assert page(b"")[0] == 400
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
         assert page(b"text", **{"content-type": kind})[0] == 400

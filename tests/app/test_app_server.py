@@ -6,12 +6,14 @@ import json
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ogkd.model.load import load
+from web_client import launch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "app.md"
 
@@ -94,3 +96,20 @@ def test_the_examples_of_the_docs_work(server, cyst, tmp_path, command):
     )
     assert done.returncode == 0, done.stderr
     assert "simple cyst" in done.stdout
+
+
+def test_sigterm_ends_the_server_once_every_accepted_request_is_answered(folders, cyst, tmp_path):
+    content = cyst.read_bytes()
+    with launch(tmp_path / "server", folders / "gda") as server, ThreadPoolExecutor(40) as pool:
+        server.classify(content)
+        waiting = {pool.submit(server.classify, content, images="true") for _ in range(40)}
+        answered: set[Any] = set()
+        while len(answered) < 10:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            answered |= done
+        server.process.terminate()
+        answered |= waiting
+        assert [job.result().status_code for job in answered] == [200] * 40
+        last, _ = server.process.communicate(timeout=60)
+        assert (server.process.returncode, last.startswith("Stopped; ")) == (0, True)
+        assert list((server.folder / "temp").glob("ogkd-app-*")) == []

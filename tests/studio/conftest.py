@@ -86,7 +86,7 @@ class Page:
 
         def answer() -> Any:
             judged = (self.state["fit"] or {}).get("judged") or {}
-            return judged if judged.get("labels") == labels else None
+            return judged if judged.get("of") == labels else None
 
         return until(answer)
 

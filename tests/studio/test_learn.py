@@ -104,17 +104,6 @@ def everything(text, X, y, *, labelled, order=None):
     return fitted.trusting(judge(fitted, images, text), X)
 
 
-def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
-    X, y = toy(text, 8)
-    wrong = y.copy()
-    wrong[3] = 1
-    fitted = everything(text, X, wrong, labelled=np.ones(24, bool))
-    assert [(suspect.row, suspect.given, suspect.likely) for suspect in fitted.judged.suspects] == [
-        (3, 1, 0)
-    ]
-    assert everything(text, X, y, labelled=np.ones(24, bool)).judged.suspects == ()
-
-
 def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
     X, y = toy(text, 13)
     wrong = y.copy()
@@ -131,17 +120,18 @@ def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
 def judgement(labels, answers, random=()):
     logits = 4 * np.eye(3, dtype=np.float32)[answers]
     drawn = np.isin(np.arange(len(labels)), random)
-    return Judged(np.arange(len(labels)), np.array(labels), logits, drawn, len(labels))
+    rows = np.arange(len(labels))
+    return Judged(rows, np.array(labels), logits, drawn, len(labels), ("cyst", "mass", "stone"))
 
 
 def test_the_weakest_class_is_that_of_the_smallest_recall_with_five_checked_images():
     labels, answers = [0] * 6 + [1] * 5 + [2] * 4, [0] * 5 + [1] + [1] * 3 + [0] * 2 + [0] * 4
     judged = judgement(labels, answers)
-    assert judged.weakest == (1, 3 / 5, 5)  # of the third class there are only four
+    assert "mass, of which it recognised 60% of 5" in judged.weakest  # of the third: four images
     assert judged.accuracy == 8 / 15
     random = judgement(labels, answers, range(3, 13))
-    assert (random.accuracy, random.weakest) == (5 / 10, (1, 3 / 5, 5))
-    assert judgement(labels[:3], answers[:3]).weakest is None
+    assert (random.accuracy, random.weakest) == (5 / 10, judged.weakest)
+    assert judgement(labels[:3], answers[:3]).weakest == ""
 
 
 def test_probabilities_of_few_labels_are_calibrated_by_all_of_them(text):
@@ -156,11 +146,10 @@ def test_probabilities_of_few_labels_are_calibrated_by_all_of_them(text):
     assert len(question.confidences) == len(judged.rows)
 
 
-def test_the_confusion_counts_every_judged_label_once(text):
+def test_images_without_a_label_are_learned_from(text):
     X, y = toy(text, 8, noise=0.9)
     fitted = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
-    assert fitted.judged.confusion().sum() == len(fitted.judged.rows) == 12
-    assert fitted.judged.confusion().sum(axis=1).tolist() == [4, 4, 4]
+    assert len(fitted.judged.rows) == 12
     assert len(fitted.rest) >= 6
     assert set(fitted.rest.tolist()) <= set(range(1, 24, 2))
     assert fitted.probabilities.shape == (24, 3)
