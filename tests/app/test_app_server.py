@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from ogkd.model.load import load
 from web_client import launch
@@ -98,8 +99,10 @@ def test_the_examples_of_the_docs_work(server, cyst, tmp_path, command):
     assert "simple cyst" in done.stdout
 
 
-def test_sigterm_ends_the_server_once_every_accepted_request_is_answered(folders, cyst, tmp_path):
-    content = cyst.read_bytes()
+def test_sigterm_ends_the_server_once_every_accepted_request_is_answered(folders, tmp_path):
+    large = tmp_path / "large.png"  # so that all answers take seconds
+    Image.linear_gradient("L").resize((2400, 1800)).save(large)
+    content = large.read_bytes()
     with launch(tmp_path / "server", folders / "gda") as server, ThreadPoolExecutor(40) as pool:
         server.classify(content)
         waiting = {pool.submit(server.classify, content, images="true") for _ in range(40)}

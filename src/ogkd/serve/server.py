@@ -28,9 +28,7 @@ from ogkd.serve.web import error_handlers, page_routes, use_routes
 
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
-_GRACE = (
-    60  # seconds for the requests that were accepted before a signal; a second one ends at once
-)
+_GRACE = 60  # seconds for accepted requests after a signal; a second signal ends at once
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
