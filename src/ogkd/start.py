@@ -125,7 +125,7 @@ class Start:
         ]
         if changed:
             raise ConfigError(
-                f"{self.out} contains the results of a start with other {', '.join(changed)}. "
+                f"{self.out} contains the results of another start: {', '.join(changed)} differ. "
                 "Choose another folder, or give the same data and options to resume.",
                 argument="out",
             )

@@ -123,11 +123,6 @@ def test_dicom_files_are_grouped_as_the_model_s_cases_are(files, by, expected):
     assert cases_of(files, by) == expected
 
 
-def test_slices_of_a_series_are_in_order(files):
-    backwards = dict(reversed(files.items()))
-    assert cases_of(backwards, "series")["series 3 (T1 axial): a1 and 1 more"] == ["a0", "a1"]
-
-
 def test_a_volume_or_clip_is_a_case_where_each_file_was_one(tmp_path):
     clip = np.stack([SHADES, SHADES])
     uids = {"StudyInstanceUID": "1", "SeriesInstanceUID": "1.1"}

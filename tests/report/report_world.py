@@ -24,18 +24,12 @@ class World:
     dataset: Dataset
     predictions: LabelledPredictions
 
-    def on_split(self, split: str) -> World:
-        return replace(
-            self, predictions=predict_labelled(self.classifier, self.dataset, split=split)
-        )
 
-
-def make_world(clip: Path, images: Path, method: str, *, calibrated: bool = True) -> World:
+def make_world(clip: Path, images: Path, method: str) -> World:
     dataset = read_dataset(images)
     dataset = replace(dataset, task=replace(dataset.task, names=NAMES))
     classifier = fit(dataset, backbone=clip, method=method)
-    if calibrated:
-        classifier.calibration = calibrate(classifier, dataset)
+    classifier.calibration = calibrate(classifier, dataset)
     return World(classifier, dataset, predict_labelled(classifier, dataset))
 
 

@@ -88,14 +88,6 @@ def test_a_label_held_out_is_one_of_the_unlabelled_images(text):
     np.testing.assert_allclose(logits[row], logits_of(alone, X[first][[row]])[0], rtol=1e-4)
 
 
-def test_the_only_image_of_a_class_is_not_judged(text):
-    X, y = toy(text)
-    rows = np.flatnonzero((y < 2) | (np.arange(18) == 12))
-    held, _ = hold_out(X[rows], y[rows], text)
-    assert len(held) == 12
-    assert 12 not in held
-
-
 def everything(text, X, y, *, labelled, order=None):
     labels = np.where(labelled, y, -1)
     keys, rows = [f"{row:016x}" for row in range(len(X))], range(len(X))
@@ -144,15 +136,6 @@ def test_probabilities_of_few_labels_are_calibrated_by_all_of_them(text):
     assert question.temperature == pytest.approx(expected, rel=1e-3)
     assert expected > 1.2
     assert len(question.confidences) == len(judged.rows)
-
-
-def test_images_without_a_label_are_learned_from(text):
-    X, y = toy(text, 8, noise=0.9)
-    fitted = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
-    assert len(fitted.judged.rows) == 12
-    assert len(fitted.rest) >= 6
-    assert set(fitted.rest.tolist()) <= set(range(1, 24, 2))
-    assert fitted.probabilities.shape == (24, 3)
 
 
 def test_sets_are_exact_once_every_class_has_nine_labels(text):
