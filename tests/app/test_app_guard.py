@@ -29,7 +29,7 @@ def page(tmp_path_factory):
     return TestClient(app, base_url=ADDRESS, follow_redirects=False)
 
 
-OPEN = ["/", "/model", "/health", "/openapi.json", "/static/main.js"]
+OPEN = ["/", "/favicon.ico", "/model", "/health", "/openapi.json", "/static/main.js"]
 CLOSED = ["/static/../server.py", "/static/%2e%2e/server.py", "/static/", "/static", "/docs", "//"]
 CLOSED += ["/etc/passwd", "/file=/etc/passwd", "/models.py", "/.env"]
 

@@ -72,18 +72,16 @@ def world(request, bert_backbone, file_of, tmp_path_factory):
     )
     options = {"cases": "exam"} if images > 1 else {}
     options |= {"findings": ["spot", "streak"]} if findings else {"normal": ["normal"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        model = ogkd.fit(table, backbone=bert_backbone, **options)
-        if images > 1:  # poolings that surely matter
-            bias = [(0.2, -0.1), (-0.3, 0.1)]
-            normal = model.task.question_normal()
-            poolings = [Pooling(2.0, 0.6, b, n, 0.3) for b, n in zip(bias, normal, strict=False)]
-            cards = tuple(map(PoolingCard.of, poolings))
-            card = model.card.model_copy(update={"poolings": cards})
-            model = ogkd.Classifier(model.backbone, model.head, card)
-        model.calibration = calibrate(model, table)
-        cases = predict_labelled(model, table).cases
+    model = ogkd.fit(table, backbone=bert_backbone, **options)
+    if images > 1:  # poolings that surely matter
+        bias = [(0.2, -0.1), (-0.3, 0.1)]
+        normal = model.task.question_normal()
+        poolings = [Pooling(2.0, 0.6, b, n, 0.3) for b, n in zip(bias, normal, strict=False)]
+        cards = tuple(map(PoolingCard.of, poolings))
+        card = model.card.model_copy(update={"poolings": cards})
+        model = ogkd.Classifier(model.backbone, model.head, card)
+    model.calibration = calibrate(model, table)
+    cases = predict_labelled(model, table).cases
     path = folder / "model.onnx"
     exported = export_onnx(model, path, images=images_of(cases))
     assert exported.largest_difference <= 1e-4

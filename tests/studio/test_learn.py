@@ -119,7 +119,7 @@ def judgement(labels, answers, random=()):
 def test_the_weakest_class_is_that_of_the_smallest_recall_with_five_checked_images():
     labels, answers = [0] * 6 + [1] * 5 + [2] * 4, [0] * 5 + [1] + [1] * 3 + [0] * 2 + [0] * 4
     judged = judgement(labels, answers)
-    assert "mass, of which it recognised 60% of 5" in judged.weakest  # of the third: four images
+    assert "mass, of which it recognised 60 % of 5" in judged.weakest  # of the third: four images
     assert judged.accuracy == 8 / 15
     random = judgement(labels, answers, range(3, 13))
     assert (random.accuracy, random.weakest) == (5 / 10, judged.weakest)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation.metrics import exact_interval
+from ogkd.evaluation.sections import percent
 from ogkd.features.views import FixedViews
 from ogkd.fitting.cases import CaseSupport, learn
 from ogkd.fitting.pool import PER_CLASS
@@ -107,13 +108,17 @@ class Judged:
         """The class with the smallest recall, in words; "" if no class has enough images."""
         labels = self.labels[self.counted]
         parts = [(self.right[labels == n], name) for n, name in enumerate(self.names)]
-        able = [(part.mean(), len(part), name) for part, name in parts if len(part) >= _OF_A_CLASS]
+        able = [
+            (float(part.mean()), len(part), name)
+            for part, name in parts
+            if len(part) >= _OF_A_CLASS
+        ]
         if not able:
             return ""
         recall, count, name = min(able, key=lambda entry: entry[0])
         return (
             f"Weakest of the classes with five or more checked images: {name}, of which it "
-            f"recognised {recall:.0%} of {count}."
+            f"recognised {percent(recall)} of {count}."
         )
 
     @property
@@ -122,7 +127,9 @@ class Judged:
         if self.accuracy is None or self.interval is None:
             return ""
         low, high = self.interval
-        line = f"{self.basis}: {self.accuracy:.0%} (between {low:.0%} and {high:.0%})."
+        line = (
+            f"{self.basis}: {percent(self.accuracy)} (between {percent(low)} and {percent(high)})."
+        )
         return f"{line} {self.weakest}".strip()
 
 
