@@ -98,8 +98,8 @@ def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip
     assert ogkd("start", images, "-y", "-b", clip, "-o", out).code == 0
     before = contents(out)
     for words, what in (
-        (["--normal", "normal lung"], "normal, before: no normal class; now: normal lung"),
-        (["--method", "gda"], "method, before: fused; now: gda"),
+        (["--normal", "normal lung"], "another start: normal differ"),
+        (["--method", "gda"], "another start: method differ"),
     ):
         outcome = ogkd("start", images, "-y", "-b", clip, "-o", out, *words)
         assert outcome.code == 2
@@ -108,7 +108,7 @@ def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip
     write_image(images / "benign_tumor" / "0.png", 999)
     outcome = ogkd("start", images, "-y", "-b", clip, "-o", out)
     assert outcome.code == 2
-    assert "other data" in outcome.err
+    assert "another start: data differ" in outcome.err
     assert contents(out) == before
 
 
