@@ -273,9 +273,10 @@ def test_a_dataset_cannot_replace_another(install, tmp_path):
 
 
 def test_the_command_line_takes_plugins_anywhere(tmp_path):
-    from ogkd.cli import _plugins_first
+    from ogkd.cli import _own_options_first
 
-    assert _plugins_first(["fit", "--plugin", "a", "d", "--plugin=b", "--", "--plugin", "c"]) == [
-        *("--plugin", "a", "--plugin=b", "fit", "d", "--", "--plugin", "c")
+    words = ["fit", "--plugin", "a", "d", "--plugin=b", "--quiet", "--", "--plugin", "c"]
+    assert _own_options_first(words) == [
+        *("--plugin", "a", "--plugin=b", "--quiet", "fit", "d", "--", "--plugin", "c")
     ]
-    assert _plugins_first(["fit", "--plugin"]) == ["--plugin", "fit"]
+    assert _own_options_first(["fit", "--plugin"]) == ["--plugin", "fit"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -56,11 +56,10 @@ def info(
         return
     facts = _facts(resolve(name))
     if as_json:
-        print_json(facts, ascii=True)
+        print_json(facts)
         return
-    sizes = {"size": facts["size"]} if facts.get("size") else {}
-    sizes |= facts.pop("files", {})
-    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items()})
+    sizes = {"size": facts.pop("size", None), **facts.pop("files", {})}
+    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items() if size})
 
 
 @app.command("fetch")
@@ -109,16 +108,13 @@ def _facts(source: Record | Path) -> dict[str, Any]:
 def embed(
     images: Annotated[list[Path] | None, opt.IMAGES] = None,
     *,
-    out: Annotated[Path, Option("--out", "-o", help="The .safetensors file to write.")],
+    out: opt.OutFile,
     backbone: opt.BackboneOption = "builtin",
     texts: Annotated[
         Path | None, Option(help="Encode the lines of this text file instead of images.")
     ] = None,
     patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        Option(help="Unreadable files: stop, or skip them; both list them."),
-    ] = "stop",
+    on_error: opt.OnErrorOption = "stop",
     engine: opt.EngineOption = "torch",
     encoding: opt.EncodingOptions,
 ) -> None:

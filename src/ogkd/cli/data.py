@@ -161,7 +161,7 @@ def check(
 @app.command("split")
 def split(
     data: opt.DataArgument,
-    out: Annotated[Path, Option("--out", "-o", help="The CSV file to write.")],
+    out: opt.OutFile,
     shares: Annotated[
         str, Option(help="Sizes of train, val and test (or train and test), in any unit.")
     ] = "0.6,0.2,0.2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -29,10 +29,7 @@ class InputOptions:
     root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
     classes: opt.ClassesOption = None
     findings: opt.FindingsOption = None
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        Option(help="Unreadable files: stop and list them, or skip them."),
-    ] = "stop"
+    on_error: opt.OnErrorOption = "stop"
     backbone: opt.MovedBackbone = None
     device: opt.DeviceOption = "auto"
 
@@ -129,13 +126,11 @@ def evaluate(
     for warning in result["warnings"]:
         say(f"WARNING: {warning}")
     if as_json:
-        print_json(result, ascii=True)
+        print_json(result)
         return
     typer.echo(result.text(everything=everything))
     if not everything:
-        typer.echo(
-            "\nMore: --all (every table), --report FILE.html (a page), --json (all numbers)."
-        )
+        say("\nMore: --all (every table), --report FILE.html (a page), --json (all numbers).")
 
 
 def calibrate(
@@ -144,13 +139,7 @@ def calibrate(
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model was fitted on.")
     ] = False,
-    sensitivity: Annotated[
-        float | None,
-        Option(
-            help="Several findings: answer no so that at least this share of the images with one "
-            "is not missed."
-        ),
-    ] = None,
+    sensitivity: opt.SensitivityOption = None,
     confidence: Annotated[
         float | None, Option(help="Confidence with which --sensitivity holds (default: 0.9).")
     ] = None,

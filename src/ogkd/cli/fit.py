@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_json, say
+from ogkd.cli.options import print_facts, print_json, say
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
@@ -72,8 +72,10 @@ def fetch_now() -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     record = catalog()[BEST]
-    say("These images need a real backbone, and none is on this machine.")
-    question = f"Fetch {BEST} now ({(record.size or 0) / 1e9:.1f} GB)?"
+    question = (
+        "These images need a real backbone, and none is on this machine. "
+        f"Fetch {BEST} now ({(record.size or 0) / 1e9:.1f} GB)?"
+    )
     if not typer.confirm(question, default=False, err=True):
         return False
     fetch(record)
@@ -125,9 +127,7 @@ def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
     from ogkd.start import Start
 
     def confirm(notes: list[str], question: str) -> bool:
-        for note in notes:
-            say(f"  {note}")
-        return typer.confirm(question, True)
+        return typer.confirm("\n".join([*(f"  {note}" for note in notes), question]), default=True)
 
     asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
     for line in Start(data, out, options, **asks).run():
@@ -197,7 +197,10 @@ def methods(
     if as_json:
         print_json(facts)
     else:
-        typer.echo("\n".join(_method_list(facts) if name is None else _method_lines(facts)))
+        for entry in facts if name is None else [facts]:
+            _print_method(entry)
+    if name is None and not as_json:
+        typer.echo("Settings and presets of a method: ogkd methods NAME")
 
 
 def _method_facts(name: str) -> dict[str, Any]:
@@ -218,25 +221,13 @@ def _method_facts(name: str) -> dict[str, Any]:
     }
 
 
-def _method_list(methods: list[dict[str, Any]]) -> Iterator[str]:
-    width = max(len(entry["name"]) for entry in methods)
-    for entry in methods:
-        needs = ", ".join(entry["needs"]) or "nothing"
-        source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
-        yield f"{entry['name']:{width}}  {entry['summary']}{source}"
-        yield f"{'':{width}}  {entry['cost']}; needs {needs}; {entry['citation']}"
-    yield "\nSettings and presets of a method: ogkd methods NAME"
-
-
-def _method_lines(entry: dict[str, Any]) -> Iterator[str]:
-    yield f"{entry['name']}: {entry['summary']}"
-    yield f"Cost: {entry['cost']}. Needs: {', '.join(entry['needs']) or 'nothing'}."
-    yield f"From: {entry['citation']}"
-    if entry["plugin"]:
-        yield f"Plugin: {entry['plugin']}"
-    yield "Settings (change one with --set NAME=VALUE):"
-    for key, value in ogkd.methods.flatten(entry["settings"]):
-        yield f"  {key} = {json.dumps(value)}"
-    if entry["presets"]:
-        yield "Presets (--preset NAME):"
-        yield "  " + "\n  ".join(entry["presets"])
+def _print_method(entry: dict[str, Any]) -> None:
+    source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
+    typer.echo(f"{entry['name']}: {entry['summary']}{source}")
+    needs = ", ".join(entry["needs"]) or "nothing"
+    typer.echo(f"  {entry['cost']}; needs {needs}; {entry['citation']}")
+    if settings := dict(ogkd.methods.flatten(entry.get("settings", {}))):
+        typer.echo("Settings (change one with --set NAME=VALUE):")
+        print_facts({f"  {key}": json.dumps(value) for key, value in settings.items()})
+    if presets := entry.get("presets"):
+        typer.echo("\n  ".join(["Presets (--preset NAME):", *presets]))
