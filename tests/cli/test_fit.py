@@ -139,7 +139,7 @@ def test_a_checkpoint_becomes_a_model_that_predicts(ogkd, clip, checkpoint, tmp_
     assert torch.equal(model.head.extra["context"], torch.ones(4, WIDTH))
     image = write_image(tmp_path / "a.png")
     assert ogkd("predict", out, image).code == 0
-    words = ("--dataset", "retina", "-b", clip, "-o", tmp_path / "n")
+    words = ("--classes", "retina", "-b", clip, "-o", tmp_path / "n")
     assert ogkd("import-checkpoint", checkpoint, *words).code == 0
     names = ("diabetic retinopathy", "glaucoma", "cataract", "normal retina")
     assert library.load(tmp_path / "n").class_names == names

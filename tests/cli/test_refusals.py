@@ -108,16 +108,12 @@ MISTAKES = {
     f"{PREDICT} --prompts busi": "--prompts",
     f"{PREDICT} --format xml": "--format",
     # Features
-    EMBED: "either images",
-    f"{EMBED} {{data}} --texts table.csv": "either images",
-    f"{EMBED} --texts table.csv --patches": "--patches",
-    f"{EMBED} --texts gone.txt": "--texts",
+    EMBED: "Missing argument",
     f"{EMBED} folder --device warp": "warp",
     f"{EMBED} {{data}} --workers 2": "--workers",
     # Checkpoints
-    IMPORT: "either as --dataset btmri or as --classes",
-    f"{IMPORT} --dataset btmri --classes {NAMES}": "either as --dataset btmri or as --classes",
-    f"{IMPORT} --dataset retinas": "Did you mean 'retina'",
+    IMPORT: "--classes",
+    f"{IMPORT} --classes retinas": "Did you mean 'retina'",
     f"import-checkpoint gone -b {{clip}} -o m --classes {NAMES}": "no file",
     f"import-checkpoint context.pt -b {{clip}} -o file --classes {NAMES}": "--out",
     # What comes with ogkd

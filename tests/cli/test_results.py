@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 import ogkd as library
 from ogkd.data.read import read_dataset
-from tiny_backbones import CONTEXT
 from tiny_data import write_dataset, write_image
 
 
@@ -37,17 +36,6 @@ def test_features_are_written_in_the_order_of_their_files(ogkd, clip, bad, tmp_p
         assert file.metadata()["digest"] == library.load_backbone(clip, device="cpu").digest
     assert files == sorted(map(str, (bad / "test").rglob("[0-9].png")))
     assert [len(tensors[name]) for name in ("globals", "patches")] == [6, 6]
-
-
-def test_each_line_of_a_text_file_gives_a_row(ogkd, clip, tmp_path):
-    lines = ["a benign tumor.", "", "normal\u2028lung", "scan " * CONTEXT]
-    (tmp_path / "t.txt").write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
-    out = tmp_path / "t.safetensors"
-    outcome = ogkd("embed", "--texts", tmp_path / "t.txt", "-b", clip, "-o", out)
-    assert outcome.code == 0, outcome.err
-    assert f"1 text(s) longer than {CONTEXT - 2} tokens" in outcome.err
-    with safe_open(out, "pt") as file:
-        assert json.loads(file.metadata()["lines"]) == lines
 
 
 def test_an_evaluation_is_the_librarys_in_json_and_on_the_page(ogkd, fitted, data, tmp_path):

@@ -150,11 +150,8 @@ def import_checkpoint(
     file: Annotated[Path, Argument(help="A file such as model.pth.tar-100.")],
     *,
     classes: Annotated[
-        str | None, Option(help="Class names in label order, separated by commas.")
-    ] = None,
-    dataset: Annotated[
-        str | None, Option(help="Instead of --classes: a benchmark that has them (btmri).")
-    ] = None,
+        str, Option(help="Class names in label order, separated by commas, or a benchmark: btmri.")
+    ],
     out: opt.ModelOut,
     backbone: opt.BackboneOption = "biomedclip",
     device: opt.DeviceOption = "auto",
@@ -164,12 +161,9 @@ def import_checkpoint(
     from ogkd.fitting.importing import import_context
     from ogkd.model.classifier import place_for_model
 
-    if (classes is None) == (dataset is None):
-        raise ConfigError(
-            "Give the classes of the checkpoint, either as --dataset btmri or as --classes with "
-            "their names in label order."
-        )
-    names = opt.split_list(classes or "") if dataset is None else benchmark(dataset).class_names
+    names = opt.split_list(classes)
+    if len(names) == 1:
+        names = list(benchmark(classes).class_names)
     place_for_model(out)
     import_context(file, names, backbone=backbone, device=device).save(out)
     _print_next(out)
