@@ -15,9 +15,8 @@ import typer
 import ogkd as library
 from ogkd.backbones import hub
 from ogkd.cli.fit import fit
-from ogkd.cli.options import HELP, read_settings
+from ogkd.cli.options import HELP
 from ogkd.data.phantoms import write_folder
-from ogkd.errors import ConfigError
 from ogkd.fitting import choose
 from ogkd.fitting.request import FitRequest
 from tiny_data import write_image
@@ -80,22 +79,6 @@ def test_on_a_terminal_a_backbone_is_fetched_only_after_a_yes(
     outcome = ogkd("fit", data, "-o", tmp_path / "m", "-m", "zero-shot")
     assert outcome.code == (0 if answer == "y" else 2), outcome.err
     assert fetched == (["biomedclip"] if answer == "y" else [])
-
-
-def test_values_are_json_where_they_can_be():
-    pairs = ["a=1", "b.c=0.5", "d=online", "e=[0.1, 0.2]", "f=true", "g=a=b", " h = x", "i="]
-    assert read_settings(pairs) == {
-        "a": 1,
-        "b.c": 0.5,
-        "d": "online",
-        "e": [0.1, 0.2],
-        "f": True,
-        "g": "a=b",
-        "h": " x",
-        "i": "",
-    }
-    with pytest.raises(ConfigError, match="'abc'"):
-        read_settings(["abc"])
 
 
 def test_a_medmnist_file_gets_its_class_names_and_is_judged(ogkd, clip, tmp_path):

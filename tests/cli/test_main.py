@@ -104,12 +104,6 @@ def test_an_error_of_the_library_is_shown_with_its_option(
     assert said.endswith(shown)
 
 
-def test_a_mistake_of_the_program_itself_is_not_hidden(ogkd, monkeypatch):
-    raising(monkeypatch, ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        ogkd("fit")
-
-
 def test_an_interrupted_training_has_the_shells_exit_code(ogkd, monkeypatch):
     raising(monkeypatch, Interrupted("Stopped. Run the same command again."))
     outcome = ogkd("fit")

@@ -18,7 +18,6 @@ import ogkd.images as images
 from ogkd.cli import main
 from ogkd.model import explain
 from ogkd.model.decide import Decider
-from ogkd.model.familiarity import Familiarity, SupportFeatures
 from tiny_data import CLASSES, edit_sealed, write_dataset, write_image
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
@@ -154,31 +153,6 @@ def test_evidence_maps_that_hold_are_named_by_row_and_stay_in_their_folder(
         assert picture.width > picture.height > 672  # image, map and words
 
 
-def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
-    files = sorted((data / "test").rglob("*.png"))
-    seen = library.load(model)
-    rows = np.stack([answer.features for answer in seen.decide(files[:1])])
-    rng = np.random.default_rng(0)
-    near = rows + 0.01 * rng.normal(size=(9, rows.shape[1]))
-    near /= np.linalg.norm(near, axis=1, keepdims=True)
-    support = SupportFeatures(near.astype(np.float32), np.zeros(9, dtype=np.int64))
-    (model / "support.safetensors").write_bytes(support.to_bytes())
-    edit_sealed(model / "model.json", lambda card: card.pop("support_sha256"))
-    outcome = ogkd("predict", model, *files)
-    marks = [row["unfamiliar"] for row in named(outcome.out)]
-    features = np.stack([answer.features for answer in seen.decide(files)])
-    assert marks == [
-        "yes" if strange else "no" for strange in Familiarity(support).unfamiliar(features)
-    ]
-    assert marks[0] == "no"
-    assert marks.count("yes") > 0
-    assert f"{marks.count('yes')} of {len(files)} image(s) are unlike" in outcome.err
-    (model / "support.safetensors").unlink()
-    outcome = ogkd("predict", model, *files)
-    assert {row["unfamiliar"] for row in named(outcome.out)} == {""}
-    assert outcome.err == ""
-
-
 def test_no_cell_is_a_formula_to_a_spreadsheet(ogkd, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_image(tmp_path / "=1+1.png")
@@ -208,17 +182,6 @@ def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, dat
     words = [sys.executable, "-c", code, "predict", fitted, file, "-b", clip]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-def test_zero_shot_takes_every_argument_for_an_image(ogkd, fitted, clip, data):
-    files = sorted((data / "test").rglob("*.png"))[:3]
-    outcome = ogkd("predict", "--zero-shot", TWO, "-b", clip, *files)
-    assert outcome.code == 0, outcome.err
-    rows = list(csv.reader(io.StringIO(outcome.out)))
-    with_model = next(csv.reader(io.StringIO(ogkd("predict", fitted, files[0]).out)))
-    assert rows[0] == [*with_model[:7], "normal lung", "benign tumor"]
-    assert [row[0] for row in rows[1:]] == [str(file) for file in files]
-    assert outcome.err.count("nothing was learned from images") == 1
 
 
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
