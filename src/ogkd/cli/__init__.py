@@ -18,18 +18,7 @@ import typer
 from typer import Option
 
 from ogkd import progress
-from ogkd.cli import (
-    backbones,
-    bench,
-    data,
-    demo,
-    deploy,
-    doctor,
-    evaluate,
-    fit,
-    predict,
-    prompts,
-)
+from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import say
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
@@ -42,30 +31,14 @@ app = CommandGroup(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _function in {
-    "start": fit.start,
-    "fit": fit.fit,
-    "predict": predict.predict,
-    "evaluate": evaluate.evaluate,
-    "calibrate": evaluate.calibrate,
-    "studio": deploy.studio,
-    "app": deploy.app,
-    "export": deploy.export,
-    "embed": backbones.embed,
-    "demo": demo.demo,
-    "phantoms": demo.phantoms,
-    "import-checkpoint": fit.import_checkpoint,
-    "methods": fit.methods,
-    "doctor": doctor.doctor,
-}.items():
-    app.command(_name)(_function)
-for _name, _group in {
-    "prompts": prompts,
-    "backbones": backbones,
-    "data": data,
-    "bench": bench,
-}.items():
-    app.add_typer(_group.app, name=_name)
+for _function in (
+    *(fit.start, fit.fit, predict.predict, evaluate.evaluate, evaluate.calibrate),
+    *(deploy.studio, deploy.app, deploy.export, backbones.embed, demo.demo, demo.phantoms),
+    *(fit.import_checkpoint, fit.methods, doctor.doctor),
+):
+    app.command()(_function)
+for _group in (prompts, backbones, data, bench):
+    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 
 def _show_version(value: bool) -> None:

@@ -92,16 +92,14 @@ def _facts(source: Record | Path) -> dict[str, Any]:
         facts = {**source.model_dump(), "present": _is_present(source)}
         folder = BUILTIN_FOLDER if source.format == "builtin" else source.folder
     facts["path"] = str(folder)
-    if not folder.is_dir():
-        return facts
-    fetched = read_source(folder) or {"revision": facts.get("revision"), "weights": {}}
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return facts | {
-        "format": detect_format(folder) or "not a model that ogkd can load",
-        "revision": fetched["revision"],
-        "sha256": fetched["weights"].get("sha256", facts.get("sha256")),
-        "files": {path.name: path.stat().st_size for path in files},
-    }
+    if folder.is_dir():
+        facts["format"] = detect_format(folder) or "not a model that ogkd can load"
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        facts["files"] = {path.name: path.stat().st_size for path in files}
+        if fetched := read_source(folder):
+            facts["revision"] = fetched["revision"]
+            facts["sha256"] = fetched["weights"]["sha256"]
+    return facts
 
 
 def embed(

@@ -97,14 +97,12 @@ def _option(name: str, kind: Any) -> Any:
     text, kinds = opt.HELP[name], get_args(kind)
     for several, repeated in ((Sequence[str | Path], list[Path]), (Sequence[str], list[str])):
         if several in kinds:
-            return Annotated[repeated | None, _named(name, f"{text} Repeatable.")]
-    if Path in kinds:
-        kind = Path | None
-    return Annotated[kind, _named(name, text)]
-
-
-def _named(name: str, text: str) -> Any:
-    return Option(f"--{name.replace('_', '-')}", help=text)
+            kind, text = repeated | None, f"{text} Repeatable."
+            break
+    else:
+        kind = Path | None if Path in kinds else kind
+    # With its name, so that a switch has no opposite.
+    return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
 
 
 _ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
