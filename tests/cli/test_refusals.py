@@ -76,7 +76,7 @@ MISTAKES = {
     f"{PREDICT} --out folder": "--out",
     f"{PREDICT} --out file/rows.csv": "file/rows.csv",
     f"{PREDICT} --explain file": "Cannot write file",
-    "predict {fitted} image.png --out image.png": "--out",
+    "predict {fitted} image.png --out image.png": "not overwritten",
     f"{EVALUATE} --out folder": "--out",
     f"{EVALUATE} --report folder": "--report",
     f"{EVALUATE} --report file/r.html": "file/r.html",

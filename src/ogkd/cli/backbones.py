@@ -120,7 +120,6 @@ def embed(
     images over the workers of a Ray cluster.
     """
     on_cluster = encoding.cluster() is not None
-    opt.refuse_folders(out=out)
     # On a cluster only its name and digest are used: the workers encode, on their own devices.
     device = "cpu" if on_cluster else encoding.device
     model = ogkd.load_backbone(backbone, device=device, engine=engine)

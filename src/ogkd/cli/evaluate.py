@@ -75,11 +75,13 @@ def evaluate(
     ] = False,
     as_json: opt.JsonOption = False,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
+        Path | None, opt.output_file("--out", "-o", help="Also write the JSON to this file.")
     ] = None,
     report: Annotated[
         Path | None,
-        Option(help="Write a page with plots, images and a check of the data to this file."),
+        opt.output_file(
+            "--report", help="Write a page with plots, images and a check of the data to this file."
+        ),
     ] = None,
     names: Annotated[
         bool, Option("--names", help="Show file names and full paths in the report.")
@@ -97,7 +99,6 @@ def evaluate(
     """
     from ogkd.evaluation import evaluate_predictions, predict_labelled
 
-    opt.refuse_folders(out=out, report=report)
     classifier, dataset, part, left_out = inputs.read(split)
     judged = predict_labelled(classifier, part, split=split)
     if leave_out_used:

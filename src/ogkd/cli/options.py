@@ -83,9 +83,21 @@ OnErrorOption = Annotated[
     Literal["stop", "skip"], Option(help="Unreadable files: stop and list them, or skip them.")
 ]
 
+
 # Output
+def _replaceable(path: Path | None) -> Path | None:
+    if path is not None:
+        check_replaceable(path)
+    return path
+
+
+def output_file(*names: str, help: str) -> Any:
+    """An option for a file to write; refuses a folder, and a file that must not be replaced."""
+    return Option(*names, help=help, dir_okay=False, callback=_replaceable)
+
+
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
-OutFile = Annotated[Path, Option("--out", "-o", help="The file to write.")]
+OutFile = Annotated[Path, output_file("--out", "-o", help="The file to write.")]
 
 
 @dataclass(frozen=True)
@@ -212,15 +224,6 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             settings[key] = value
     return settings
-
-
-def refuse_folders(**files: Path | None) -> None:
-    """Refuse folders, and files that a result must not replace, before any work is done."""
-    for option, file in files.items():
-        if file is not None and file.is_dir():
-            raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
-        if file is not None:
-            check_replaceable(file)
 
 
 def say(note: str) -> None:

@@ -43,7 +43,8 @@ def predict(
         str | None, Option(help="With --zero-shot: texts of the classes, as for `ogkd fit`.")
     ] = None,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="The file to write (default: standard output).")
+        Path | None,
+        opt.output_file("--out", "-o", help="The file to write (default: standard output)."),
     ] = None,
     format: Annotated[
         Literal["csv", "jsonl"], Option(help="A CSV table, or one JSON object per line.")
@@ -102,7 +103,6 @@ def predict(
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
-    opt.refuse_folders(out=out)
     policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]

@@ -100,7 +100,6 @@ def new(
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
     classes.
     """
-    opt.refuse_folders(out=out)
     names = require_classes(classes.split(","))
     if model is not None:
         from ogkd.prompts.generate import Order
