@@ -115,8 +115,8 @@ def test_loaded_models_share_a_backbone_and_have_distinct_names(folders):
 @pytest.mark.parametrize(
     ("name", "options", "kind", "argument"),
     [
-        ("zero", {"max_risk": 0.1}, ConfigError, "max_risk"),
-        ("gda", {"coverage": 0.999}, ConfigError, "coverage"),
+        ("zero", {"policy": Policy(max_risk=0.1)}, ConfigError, "max_risk"),
+        ("gda", {"policy": Policy(coverage=0.999)}, ConfigError, "coverage"),
         ("gda", {"backbone": "no/such/backbone/folder"}, BackboneError, "backbone"),
     ],
 )

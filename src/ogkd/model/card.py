@@ -208,9 +208,11 @@ class ModelCard(BaseModel):
         try:
             return read_record(path, cls, oldest=SCHEMA, newest=SCHEMA)
         except OSError as error:
+            inner = path.parent / "model"  # where `ogkd start` puts it
+            near = f" Did you mean {inner}?" if (inner / path.name).is_file() else ""
             raise ConfigError(
-                f"{path.parent} is not a model folder: there is no readable {path.name}. "
-                "Give the folder of a fitted model."
+                f"{path.parent} is not a model folder: there is no readable {path.name}.{near}",
+                argument="model",
             ) from error
         except ValueError as error:
             raise ConfigError(

@@ -24,7 +24,6 @@ from ogkd.model.drawing import draw
 from ogkd.model.explain import SHARE, evidence_of
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
-from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
 from ogkd.serve.uploads import Upload
 
@@ -58,8 +57,7 @@ def load_models(
     *,
     backbone: str | None = None,
     device: str = "auto",
-    coverage: float = 0.9,
-    max_risk: float | None = None,
+    policy: Policy | None = None,
 ) -> list[Model]:
     """Load model folders; models with the same backbone share it.
 
@@ -76,8 +74,6 @@ def load_models(
             shared = with_engine(moved, card.backbone.engine)
         classifier = load(folder, backbone=shared, device=device)
         known[classifier.backbone.digest] = classifier.backbone
-        able = classifier.calibration is not None or SupportSets.of(classifier) is not None
-        policy = Policy(max_risk=max_risk, coverage=coverage if able else None)
         models.append(Model(name, Decider(classifier, policy)))
     return models
 
