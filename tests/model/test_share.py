@@ -10,6 +10,7 @@ from huggingface_hub import HfApi, constants
 
 import ogkd
 from ogkd.errors import ConfigError
+from ogkd.model.classifier import write_calibration
 from ogkd.model.readme import README
 from stub_server import serve
 
@@ -87,3 +88,12 @@ def test_a_hub_that_refuses_is_one_sentence(model, monkeypatch):
 def test_a_missing_folder_is_still_called_one(tmp_path):
     with pytest.raises(ConfigError):
         ogkd.load(tmp_path / "nothing")
+
+
+def test_readme_of_a_calibrated_model_says_how_often_it_was_right(model, pictures, tmp_path):
+    model.save(tmp_path / "model")
+    loaded = ogkd.load(tmp_path / "model", backbone=model.backbone)
+    calibration = ogkd.calibrate(loaded, pictures, split="test")
+    write_calibration(tmp_path / "model", model.card, calibration)
+    text = (tmp_path / "model" / README).read_text()
+    assert f"Calibrated on {calibration.cases} images. Right on" in text
