@@ -19,7 +19,6 @@ from ogkd.backbones._layers import ACTIVATIONS, attend, empty_embedding
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.errors import BackboneError
 
-BERT_KEYS = "text.transformer"  # of an open_clip file
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
 
 
@@ -43,18 +42,18 @@ class BertConfigFile(FileRecord):
     is_decoder: Literal[False] = False
 
 
-def derive_bert_config(weights: Weights) -> BertConfigFile:
+def derive_bert_config(weights: Weights, prefix: str = "text.transformer.") -> BertConfigFile:
     """Derive BERT's configuration from the shapes of its weights, for want of a config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
-        return weights.shape(f"{BERT_KEYS}.{key}.weight", axes=2)
+        return weights.shape(f"{prefix}{key}.weight", axes=2)
 
     rows, width = shape("embeddings.word_embeddings")
     if width not in _STANDARD_WIDTHS:
         raise BackboneError(f"{weights.file.parent} needs the config.json of its BERT.")
     return BertConfigFile(
         hidden_size=width,
-        num_hidden_layers=weights.count(f"{BERT_KEYS}.encoder.layer"),
+        num_hidden_layers=weights.count(f"{prefix}encoder.layer"),
         num_attention_heads=width // 64,
         intermediate_size=shape("encoder.layer.0.intermediate.dense")[0],
         vocab_size=rows,

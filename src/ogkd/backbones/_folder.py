@@ -6,6 +6,7 @@ No network, and nothing in a file is ever executed.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import json
 import pickle
@@ -35,6 +36,7 @@ Record = TypeVar("Record", bound=BaseModel)
 
 _WORTH_REMEMBERING = 2**24  # bytes
 _TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN = 8  # keys listed in a message
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
 
@@ -48,11 +50,14 @@ class Format(NamedTuple):
     weights: tuple[str, ...]  # the first one that is there is read
 
 
-# Some repositories have several; open_clip's own towers can only be read as a CLIPModel.
+_PLAIN = ("model.safetensors", "pytorch_model.bin")
+# The first one that a folder has counts. Some repositories have two; features in caches and models
+# are those of a CLIPModel where there is one beside open_clip's own towers.
 FORMATS = {
+    "transformers": Format("config.json", ("model_type",), ("clip", "siglip"), _PLAIN),
     "open_clip": Format(
         "open_clip_config.json",
-        ("model_cfg", "vision_cfg", "timm_model_name"),
+        ("model_cfg",),
         (),
         (
             "open_clip_model.safetensors",
@@ -60,14 +65,9 @@ FORMATS = {
             "open_clip_pytorch_model.bin",
         ),
     ),
-    "transformers": Format(
-        "config.json",
-        ("model_type",),
-        ("clip", "siglip"),
-        ("model.safetensors", "pytorch_model.bin"),
-    ),
 }
-FORMAT_HELP = "open_clip_config.json of a timm tower, and no config.json of clip or siglip"
+FORMAT_HELP = "open_clip_config.json, and no config.json of clip or siglip"
+_TIMM = ("model_cfg", "vision_cfg", "timm_model_name")
 
 
 @cache
@@ -75,6 +75,14 @@ def layouts(kind: str) -> dict[str, Any]:
     """The tables of layouts.toml about one format."""
     tables: dict[str, Any] = files.read_toml(Path(__file__).with_name("layouts.toml"))[kind]
     return tables
+
+
+def tower_keys(kind: str, theirs: str, ours: str) -> dict[str, str]:
+    """The names of one kind of tower, below `theirs` in the file and below `ours` in the model."""
+    return {
+        f"{theirs}.{key}".removeprefix("."): " ".join(f"{ours}.{name}" for name in names.split())
+        for key, names in layouts("towers")[kind].items()
+    }
 
 
 class FileRecord(BaseModel):
@@ -118,19 +126,47 @@ def peek(path: Path, *keys: str) -> Any:
 
 def detect_format(folder: Path) -> str | None:
     """The format of the model in a folder; None if it contains no model that can be read."""
+    if peek(folder / FORMATS["open_clip"].marker, *_TIMM) is not None:
+        return "open_clip"
     for name, kind in FORMATS.items():
         value = peek(folder / kind.marker, *kind.keys)
         if value in kind.values if kind.values else value is not None:
             return name
+    return _format_by_keys(folder)
+
+
+def _format_by_keys(folder: Path) -> str | None:
+    """The format of a folder that has weights but no configuration of ours."""
+    for path in weight_files(folder):
+        with contextlib.suppress(BackboneError):
+            keys = read_weights(path).tensors
+            for name, signature in layouts("signatures").items():
+                if signature in keys:
+                    return str(name)
     return None
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder; of two with the same stem the one in safetensors."""
+    if not folder.is_dir():
+        return []
+    files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    return list({path.stem: path for path in sorted(files, key=_preference)}.values())
+
+
+def _preference(path: Path) -> tuple[bool, str]:
+    return path.suffix == ".safetensors", path.name
+
+
 def find_weights(folder: Path, kind: str) -> Path:
-    """The weight file of a folder in this format."""
+    """The weight file of a folder in this format: one of its usual names, or the only one."""
     names = FORMATS[kind].weights
     for name in names:
         if (folder / name).is_file():
             return folder / name
+    others = weight_files(folder)
+    if kind == "open_clip" and len(others) == 1:
+        return others[0]
     raise BackboneError(f"{folder} has no weight file {' or '.join(names)}.")
 
 
@@ -233,9 +269,18 @@ def key_table(model: nn.Module, names: Mapping[str, str]) -> KeyTable:
 
 
 def assign_weights(
-    model: nn.Module, weights: Weights, table: KeyTable, *, ignored: Collection[str] = ()
+    model: nn.Module,
+    weights: Weights,
+    table: KeyTable,
+    *,
+    ignored: Sequence[str] = (),
+    transposed: Collection[str] = (),
 ) -> None:
-    """Fill every parameter of `model` as float32, or say exactly what disagrees."""
+    """Fill every parameter of `model` as float32, or say exactly what disagrees.
+
+    `ignored` are patterns of keys that no output depends on; `transposed` are matrices that a file
+    has with their inputs first.
+    """
     parameters = dict(model.named_parameters())
     state = weights.tensors
     wrong: list[str] = []
@@ -244,7 +289,7 @@ def assign_weights(
         if key not in state:
             continue
         tensor, shapes = state[key], [parameters[target].shape for target in targets]
-        expected = list(shapes[0])
+        expected = list(shapes[0])[:: -1 if key in transposed else 1]
         if len(targets) > 1:
             expected[0] = sum(shape[0] for shape in shapes)
         # Axes of length one are a matter of taste: [w] may be stored as [1, 1, w].
@@ -253,11 +298,14 @@ def assign_weights(
             wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {expected}")
             continue
         value = tensor.to(torch.float32)
+        if key in transposed:
+            value = value.T.contiguous()
         pieces = value.split([shape[0] for shape in shapes]) if len(targets) > 1 else (value,)
         for target, piece, shape in zip(targets, pieces, shapes, strict=True):
             new[target] = piece.reshape(shape)
     missing = [key for key in table if key not in state]
-    unexpected = [key for key in state if key not in table and key not in ignored]
+    ignores = re.compile("|".join(map(fnmatch.translate, ignored)) or "(?!)").match
+    unexpected = [key for key in state if key not in table and not ignores(key)]
     if missing or unexpected or wrong:
         raise _misfit(weights.file, missing, unexpected, wrong)
     model.load_state_dict(new, strict=True, assign=True)

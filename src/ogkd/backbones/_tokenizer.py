@@ -109,13 +109,14 @@ def folder_tokenizer(
 
     `rows` is the number of embeddings; `pad_id` is used if the folder names no padding token.
     """
-    _, backend = _read_backend(folder, rows)
+    source, backend = _read_backend(folder, rows)
     settings = _read_settings(folder)
     named = "pad_token" in settings.model_fields_set
     padding = backend.token_to_id(settings.pad_token) if named else None
     if padding is None:
         padding = pad_id if pad_id is not None and 0 <= pad_id < rows else 0
-    tokenizer = Tokenizer(backend, (), (), int(padding), prepare)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    tokenizer = Tokenizer(backend, (), (), int(padding), prepare, digest)
     # What the tokenizer itself puts before and after a text.
     bare = backend.encode("a photo", add_special_tokens=False).ids
     full = backend.encode("a photo").ids

@@ -1,0 +1,198 @@
+"""Published models' layers beside other libraries: outputs that these computed are in `towers/`.
+
+`tools/make_backbone_fixtures.py` made them. Weights are a function of key and shape, and the keys
+are those of the published weight files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from made_weights import made, made_state
+from ogkd.backbones.base import Tokens
+from ogkd.backbones.loading import load_folder
+from ogkd.errors import BackboneError
+from tiny_backbones import WORDS, write_tokenizer
+
+TOWERS = Path(__file__).parent / "towers"
+CPU = torch.device("cpu")
+CLIP_IDS = torch.tensor([[15, 0, 1, 2, 7, 16], [15, 13, 16, 0, 0, 0]])
+BERT_IDS = torch.tensor([[2, 5, 6, 7, 12, 3], [2, 18, 3, 0, 0, 0]])
+# Some keys of a tower are in other files than the first, or have another prefix there.
+CASES = {"own_vit": CLIP_IDS, "clip_resnet": CLIP_IDS, "own_vit_bert": BERT_IDS}
+
+
+def metadata(name: str) -> dict[str, Any]:
+    with safe_open(TOWERS / f"{name}.safetensors", "pt") as file:
+        return {key: json.loads(file.metadata()[key]) for key in ("shapes", "config")}
+
+
+def weights(name: str) -> dict[str, Tensor]:
+    state = made_state(metadata(name)["shapes"])
+    return {key: torch.from_numpy(value) for key, value in state.items()}
+
+
+def write_folder(folder: Path, name: str) -> Path:
+    """A folder as it is published, with made weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights(name), folder / "model.safetensors")
+    for file, content in metadata(name)["config"].items():
+        (folder / file).write_text(json.dumps(content))
+    if CASES[name] is BERT_IDS:
+        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]) + "\n")
+    else:
+        write_tokenizer(folder, [*WORDS, "<start>", "<end>"], "<start>", "<end>")
+    return folder
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Any, dict[str, Tensor]]:
+    name = request.param
+    folder = write_folder(tmp_path_factory.mktemp("model"), name)
+    expected = load_file(TOWERS / f"{name}.safetensors")
+    return name, load_folder(folder, name=name, device=CPU), expected
+
+
+def made_pixels(backbone: Any) -> Tensor:
+    size = backbone.preprocessing.size
+    return torch.from_numpy(made("pixels", (2, 3, size, size)) * size)
+
+
+def test_every_fixture_is_tested_and_together_they_stay_small() -> None:
+    assert {path.stem for path in TOWERS.iterdir()} == set(CASES)
+    assert sum(path.stat().st_size for path in TOWERS.iterdir()) < 300_000
+
+
+@pytest.mark.parametrize("patches", [True, False])
+def test_image_features_are_those_of_the_other_library(case: Any, patches: bool) -> None:
+    _, backbone, expected = case
+    features = backbone.encode_images(made_pixels(backbone), patches=patches)
+    torch.testing.assert_close(features.globals, expected["globals"], rtol=0, atol=1e-5)
+    if patches:
+        torch.testing.assert_close(features.patches, expected["patches"], rtol=0, atol=1e-5)
+        rows, columns = backbone.patch_grid
+        assert features.patches.shape == (2, rows * columns, backbone.embed_dim)
+
+
+def test_text_features_are_those_of_the_other_library(case: Any) -> None:
+    name, backbone, expected = case
+    ids = CASES[name]
+    tokens = Tokens(ids, torch.tensor([[True] * 6, [True] * 3 + [False] * 3]))
+    features = backbone.encode_text(backbone.embed(tokens), tokens)
+    torch.testing.assert_close(features, expected["texts"], rtol=0, atol=1e-5)
+    assert (expected["texts"][0] - expected["texts"][1]).abs().max() > 0.05
+
+
+def test_the_tokenizer_ends_texts_as_the_fixture_does(case: Any) -> None:
+    name, backbone, _ = case
+    ids = CASES[name]
+    tokens = backbone.tokenize(["a photo of cyst", "lung"])
+    assert tokens.ids[:, 0].tolist() == ids[:, 0].tolist()
+    assert tokens.ids[0, -1] == ids[0, -1]
+
+
+# A key's bias adds the same number to every score of a query, and softmax removes it.
+WITHOUT_EFFECT = ("key.bias", "k_proj.bias", "logit_scale")
+
+
+def test_a_change_of_any_one_tensor_shows(case: Any, tmp_path: Path) -> None:
+    """So a tensor that lands in the wrong place, or nowhere, cannot pass the tests above."""
+    name, backbone, expected = case
+    ids = CASES[name]
+    tokens = Tokens(ids, torch.tensor([[True] * 6, [True] * 3 + [False] * 3]))
+    folder = write_folder(tmp_path / "model", name)
+    state = weights(name)
+    pixels = made_pixels(backbone)
+    silent = []
+    for key, value in state.items():
+        if key.endswith(WITHOUT_EFFECT):
+            continue
+        noise = torch.from_numpy(made(f"noise of {key}", value.shape)) * (0.1 + 0.2 * value.abs())
+        save_file({**state, key: value + noise}, folder / "model.safetensors")
+        changed = load_folder(folder, name=name, device=CPU)
+        images = changed.encode_images(pixels).patches - expected["patches"]
+        texts = changed.encode_text(changed.embed(tokens), tokens) - expected["texts"]
+        pooled = changed.encode_images(pixels).globals - expected["globals"]
+        if max(images.abs().max(), texts.abs().max(), pooled.abs().max()) < 1e-4:
+            silent.append(key)
+    assert silent == []
+
+
+# The same towers as others publish them
+
+TEXT_KEYS = ("token_embedding", "positional_embedding", "transformer.", "ln_final", "text_proj")
+
+
+def in_custom_text(key: str) -> str:
+    return f"text.{key}" if key.startswith(TEXT_KEYS) else key
+
+
+@pytest.mark.parametrize(
+    ("name", "rename"),
+    [
+        ("own_vit", in_custom_text),  # open_clip's CustomTextCLIP
+        ("own_vit_bert", lambda key: key.replace("text.", "text_encoder.")),  # UniMed-CLIP
+    ],
+)
+def test_other_prefixes_of_the_text_tower_give_the_same(
+    tmp_path: Path, name: str, rename: Callable[[str], str]
+) -> None:
+    folder = write_folder(tmp_path, name)
+    expected = load_folder(folder, name=name, device=CPU).encode_texts(["a photo of cyst"])
+    state = {rename(key): value for key, value in weights(name).items()}
+    assert state.keys() != weights(name).keys()
+    save_file(state, folder / "model.safetensors")
+    features = load_folder(folder, name=name, device=CPU).encode_texts(["a photo of cyst"])
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
+
+
+def test_a_checkpoint_needs_only_its_activation_beside_its_shapes(tmp_path: Path) -> None:
+    """CheXzero's file is OpenAI's module saved whole, without any configuration."""
+    folder = write_folder(tmp_path, "own_vit")
+    config = json.loads((folder / "open_clip_config.json").read_text())["model_cfg"]
+    state = {**weights("own_vit"), "context_length": torch.tensor(16)}
+    (folder / "model.safetensors").unlink()
+    torch.save({"epoch": 3, "state_dict": state}, folder / "best_64.pt")
+    (folder / "open_clip_config.json").unlink()
+    with pytest.raises(BackboneError, match="quick_gelu"):
+        load_folder(folder, name="chexzero", device=CPU)
+    least = {"quick_gelu": True, "vision_cfg": {"head_width": 16}, "text_cfg": {"heads": 2}}
+    assert config["vision_cfg"]["head_width"] == 16  # the published ones have 64, the default
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": least}))
+    backbone: Any = load_folder(folder, name="chexzero", device=CPU)
+    expected = load_file(TOWERS / "own_vit.safetensors")
+    features = backbone.encode_images(made_pixels(backbone))
+    torch.testing.assert_close(features.globals, expected["globals"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("part", "setting"),
+    [
+        ("vision_cfg", {"pool_type": "avg"}),
+        ("vision_cfg", {"image_size": 40}),
+        ("text_cfg", {"pool_type": "last"}),
+        ("text_cfg", {"no_causal_mask": True}),
+    ],
+)
+def test_options_that_change_the_network_are_refused(
+    tmp_path: Path, part: str, setting: dict[str, Any]
+) -> None:
+    folder = write_folder(tmp_path, "own_vit")
+    path = folder / "open_clip_config.json"
+    content = json.loads(path.read_text())
+    content["model_cfg"][part] |= setting
+    path.write_text(json.dumps(content))
+    with pytest.raises(BackboneError, match=next(iter(setting))):
+        load_folder(folder, name="other", device=CPU)
