@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+PIXEL_SCALE = 30.0  # `made` takes pixels for a matrix with as many inputs
+
 
 def made(key: str, shape: Sequence[int]) -> NDArray[np.float32]:
     """Numbers of the size that trained ones have; RandomState's never change."""
@@ -18,7 +20,7 @@ def made(key: str, shape: Sequence[int]) -> NDArray[np.float32]:
     if key.endswith("logit_scale"):
         return np.full(tuple(shape), 3.0, np.float32)
     if key.endswith("running_var"):
-        return np.asarray(0.5 + noise**2, np.float32)
+        return np.asarray(1.5 + noise**2, np.float32)
     if len(shape) >= 2 and min(shape) > 1 and "embed" not in key and key.split(".")[-1] != "query":
         return np.asarray(noise / np.prod(shape[1:]) ** 0.5, np.float32)
     is_factor = key.endswith("weight") and len(shape) == 1

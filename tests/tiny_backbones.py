@@ -70,7 +70,7 @@ def _write_model(folder: Path, model: Any) -> Any:
 def write_tokenizer(folder: Path, words: list[str], first: str | None, last: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {word: index for index, word in enumerate(words)}
-    unknown = "[UNK]" if "[UNK]" in vocabulary else "."
+    unknown = "[UNK]" if "[UNK]" in vocabulary else words[-3]
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from made_weights import made, made_state
+from made_weights import PIXEL_SCALE, made, made_state
 from ogkd.backbones.base import Tokens
 from ogkd.backbones.loading import load_folder
 from ogkd.errors import BackboneError
@@ -27,8 +27,13 @@ TOWERS = Path(__file__).parent / "towers"
 CPU = torch.device("cpu")
 CLIP_IDS = torch.tensor([[15, 0, 1, 2, 7, 16], [15, 13, 16, 0, 0, 0]])
 BERT_IDS = torch.tensor([[2, 5, 6, 7, 12, 3], [2, 18, 3, 0, 0, 0]])
-# Some keys of a tower are in other files than the first, or have another prefix there.
-CASES = {"own_vit": CLIP_IDS, "clip_resnet": CLIP_IDS, "own_vit_bert": BERT_IDS}
+CONCH_IDS = torch.tensor([[1, 3, 4, 5, 9, 2], [1, 8, 2, 0, 0, 0]])
+CASES = {
+    **dict.fromkeys(("own_vit", "clip_resnet"), CLIP_IDS),
+    **dict.fromkeys(("own_vit_bert", "keep", "flair", "medclip"), BERT_IDS),
+    **dict.fromkeys(("biovil", "biovil_t", "pmc_clip"), BERT_IDS),
+    "conch": CONCH_IDS,
+}
 
 
 def metadata(name: str) -> dict[str, Any]:
@@ -50,6 +55,8 @@ def write_folder(folder: Path, name: str) -> Path:
     if CASES[name] is BERT_IDS:
         special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
         (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]) + "\n")
+    elif CASES[name] is CONCH_IDS:
+        write_tokenizer(folder, ["<pad>", "<start>", "<end>", *WORDS[:14]], "<start>", "<end>")
     else:
         write_tokenizer(folder, [*WORDS, "<start>", "<end>"], "<start>", "<end>")
     return folder
@@ -65,9 +72,16 @@ def case(
     return name, load_folder(folder, name=name, device=CPU), expected
 
 
+def sampled(patches: Tensor, expected: Tensor) -> Tensor:
+    """Those patches that a fixture has: each, or of large maps every 7th or 16th."""
+    if patches.shape == expected.shape:
+        return patches
+    return patches[:, :: 7 if patches.shape[1] == 49 else 16]
+
+
 def made_pixels(backbone: Any) -> Tensor:
     size = backbone.preprocessing.size
-    return torch.from_numpy(made("pixels", (2, 3, size, size)) * size)
+    return PIXEL_SCALE * torch.from_numpy(made("pixels", (2, 3, size, size)))
 
 
 def test_every_fixture_is_tested_and_together_they_stay_small() -> None:
@@ -81,9 +95,10 @@ def test_image_features_are_those_of_the_other_library(case: Any, patches: bool)
     features = backbone.encode_images(made_pixels(backbone), patches=patches)
     torch.testing.assert_close(features.globals, expected["globals"], rtol=0, atol=1e-5)
     if patches:
-        torch.testing.assert_close(features.patches, expected["patches"], rtol=0, atol=1e-5)
         rows, columns = backbone.patch_grid
         assert features.patches.shape == (2, rows * columns, backbone.embed_dim)
+        some = sampled(features.patches, expected["patches"])
+        torch.testing.assert_close(some, expected["patches"], rtol=0, atol=1e-5)
 
 
 def test_text_features_are_those_of_the_other_library(case: Any) -> None:
@@ -104,29 +119,37 @@ def test_the_tokenizer_ends_texts_as_the_fixture_does(case: Any) -> None:
 
 
 # A key's bias adds the same number to every score of a query, and softmax removes it.
-WITHOUT_EFFECT = ("key.bias", "k_proj.bias", "logit_scale")
+WITHOUT_EFFECT = ("key.bias", "logit_scale")
 
 
-def test_a_change_of_any_one_tensor_shows(case: Any, tmp_path: Path) -> None:
-    """So a tensor that lands in the wrong place, or nowhere, cannot pass the tests above."""
-    name, backbone, expected = case
-    ids = CASES[name]
-    tokens = Tokens(ids, torch.tensor([[True] * 6, [True] * 3 + [False] * 3]))
-    folder = write_folder(tmp_path / "model", name)
-    state = weights(name)
-    pixels = made_pixels(backbone)
+def test_a_change_of_any_one_tensor_shows(case: Any) -> None:
+    """So a tensor that lands in the wrong place cannot pass the tests above."""
+    name, backbone, _ = case
+    tokens = Tokens(CASES[name], torch.tensor([[True] * 6, [True] * 3 + [False] * 3]))
+    words = backbone.embed(tokens)
+    pixels = made_pixels(backbone)[:1]
+    if name in ("flair", "medclip", "biovil", "biovil_t"):
+        pixels = pixels[:, :, :96, :96]  # maps of any size
+
+    def outputs(part: str) -> Tensor:
+        if part == "image":
+            image, patches, _ = backbone.model.image(pixels, patches=True)
+            return torch.cat([image.unsqueeze(1), patches], dim=1)
+        new = backbone.embed(tokens) if "word" in key else words
+        return backbone.encode_text(new, tokens)
+
     silent = []
-    for key, value in state.items():
-        if key.endswith(WITHOUT_EFFECT):
-            continue
-        noise = torch.from_numpy(made(f"noise of {key}", value.shape)) * (0.1 + 0.2 * value.abs())
-        save_file({**state, key: value + noise}, folder / "model.safetensors")
-        changed = load_folder(folder, name=name, device=CPU)
-        images = changed.encode_images(pixels).patches - expected["patches"]
-        texts = changed.encode_text(changed.embed(tokens), tokens) - expected["texts"]
-        pooled = changed.encode_images(pixels).globals - expected["globals"]
-        if max(images.abs().max(), texts.abs().max(), pooled.abs().max()) < 1e-4:
-            silent.append(key)
+    with torch.no_grad():
+        for key, value in backbone.model.named_parameters():
+            if key.endswith(WITHOUT_EFFECT):
+                continue
+            part, kept = key.split(".")[0], value.clone()
+            before = outputs(part)
+            noise = torch.from_numpy(made(f"noise of {key}", value.shape))
+            value += (1 + value.abs()) * noise
+            if (outputs(part) - before).abs().max() < 1e-5 * before.abs().max():
+                silent.append(key)
+            value.copy_(kept)
     assert silent == []
 
 

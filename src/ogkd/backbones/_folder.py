@@ -65,6 +65,8 @@ FORMATS = {
             "open_clip_pytorch_model.bin",
         ),
     ),
+    "keep": Format("config.json", ("model_type",), ("keep",), _PLAIN),
+    "biovil": Format("config.json", ("model_type",), ("cxr-bert",), _PLAIN),
 }
 FORMAT_HELP = "open_clip_config.json, and no config.json of clip or siglip"
 _TIMM = ("model_cfg", "vision_cfg", "timm_model_name")
@@ -205,6 +207,8 @@ def read_weights(path: Path) -> Weights:
         raise BackboneError(f"{path} cannot be read as a weight file: {reason}.") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]  # a training checkpoint stores the optimiser beside the weights
+    if isinstance(state, Tensor):
+        state = {path.stem: state}
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise BackboneError(f"{path} is not a table of named tensors.")
     return Weights(path, {key.removeprefix("module."): value for key, value in state.items()})
@@ -264,6 +268,7 @@ def key_table(model: nn.Module, names: Mapping[str, str]) -> KeyTable:
             key, *filled = (
                 name.replace("*", number) + (match["rest"] or "") for name in (theirs, *targets)
             )
+            key = key.removeprefix(".")  # of a tower without a prefix
             table[key] = tuple(filled)
     return table
 

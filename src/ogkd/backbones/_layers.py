@@ -73,6 +73,7 @@ class Block(nn.Module):
         hidden: Tensor,
         *,
         first_only: bool = False,
+        mask: Tensor | None = None,
         causal: bool = False,
         dropout: TextDropout | None = None,
         rate: float = 0.0,
@@ -84,7 +85,7 @@ class Block(nn.Module):
             states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
             for states in (self.query(normed[:, :count]), self.key(normed), self.value(normed))
         )
-        mixed = attend(query, key, value, causal=causal, dropout=dropout, rate=rate)
+        mixed = attend(query, key, value, mask=mask, causal=causal, dropout=dropout, rate=rate)
         hidden = hidden[:, :count] + self.ls1(self.proj(mixed.transpose(1, 2).flatten(2)))
         return self.add_mlp(hidden)
 

@@ -1,7 +1,7 @@
 """A folder's tokenizer: texts to ids, and ids to padded rows between special tokens.
 
-`bert_tokenizer` is for open_clip folders, which describe a BERT; `folder_tokenizer` takes the
-tokenizer of a transformers folder as it is.
+`bert_tokenizer` is for the text towers that are a BERT; `folder_tokenizer` takes the tokenizer of a
+folder as it is.
 """
 
 from __future__ import annotations
@@ -127,8 +127,10 @@ def folder_tokenizer(
     raise BackboneError(f"{folder} changes the ids of a text when it adds its special tokens.")
 
 
-def bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
-    """Build the tokenizer of an open_clip folder whose BERT has `rows` embeddings."""
+def bert_tokenizer(
+    folder: Path, *, rows: int, prepare: Callable[[str], str] = clean_text
+) -> Tokenizer:
+    """Build the tokenizer of a folder whose BERT has `rows` embeddings; open_clip cleans texts."""
     settings = _read_settings(folder)
     source, backend = _read_backend(folder, rows, wordpiece=True)
     # The letter case of tokenizer_config.json takes precedence, as in transformers.
@@ -151,7 +153,7 @@ def bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
         leading=(ids[0],),
         trailing=(ids[1],),
         pad_id=ids[2],
-        prepare=clean_text,
+        prepare=prepare,
         digest=hashlib.sha256(source.read_bytes() + used).hexdigest(),
     )
 

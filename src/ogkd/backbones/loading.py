@@ -7,17 +7,20 @@ from pathlib import Path
 
 import torch
 
-from ogkd.backbones._folder import FORMAT_HELP, detect_format
+from ogkd.backbones._folder import FORMAT_HELP, detect_format, layouts
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.builtin import BUILTIN_FOLDER
 from ogkd.backbones.catalog import Record, find_record, hub_record, loaders
+from ogkd.backbones.checkpoint_format import load_checkpoint
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
 
-_LOADERS = {"open_clip": load_open_clip, "transformers": load_transformers}
+_LOADERS = {"open_clip": load_open_clip, "transformers": load_transformers} | dict.fromkeys(
+    layouts("checkpoints"), load_checkpoint
+)
 
 
 def load_backbone(

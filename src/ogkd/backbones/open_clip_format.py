@@ -327,30 +327,38 @@ def _text_part(
     config: OpenClipConfig, folder: Path, weights: Weights, prefix: str, width: int
 ) -> tuple[Part, Tokenizer]:
     """OpenAI's text tower, which is open_clip's own."""
-    rows, inner = weights.shape(f"{prefix}token_embedding.weight", axes=2)
-    positions = weights.shape(f"{prefix}positional_embedding", axes=2)[0]
+    rows = weights.shape(f"{prefix}token_embedding.weight", axes=2)[0]
     tokenizer = folder_tokenizer(folder, rows=rows, pad_id=0, prepare=clean_text)
     if not tokenizer.trailing:
         raise BackboneError(f"The tokenizer in {folder} does not end texts.")
-    blocks = f"{prefix}transformer.resblocks"
-    spec = TextSpec(
-        width=inner,
-        depth=weights.count(blocks),
-        heads=config.text_cfg.heads or max(1, inner // 64),
-        inner=weights.shape(f"{blocks}.0.mlp.c_fc.weight", axes=2)[0],
-        vocabulary=rows,
-        positions=positions,
-        embed_dim=weights.shape(f"{prefix}text_projection", axes=2)[1],
-        act=config.act,
-        eps=1e-5,
-        dropout=0.0,
-        end=tokenizer.trailing[-1],
-    )
+    end, heads = tokenizer.trailing[-1], config.text_cfg.heads
+    spec, keys = text_spec(weights, prefix, act=config.act, end=end, heads=heads)
     if spec.embed_dim != width:
         raise _not_shared("text", spec.embed_dim, width)
-    keys = tower_keys("text", prefix.removesuffix("."), "text")
-    keys |= tower_keys("resblocks", f"{blocks}.*", "text.blocks.*")
     return Part(TextTower(spec), keys, {"text": asdict(spec)}), tokenizer
+
+
+def text_spec(
+    weights: Weights, prefix: str, *, act: str, heads: int | None = None, **options: int
+) -> tuple[TextSpec, dict[str, str]]:
+    """OpenAI's text tower, whose sizes are those of the weights below `prefix`; and its keys."""
+    rows, width = weights.shape(f"{prefix}token_embedding.weight", axes=2)
+    blocks = f"{prefix}transformer.resblocks"
+    spec = TextSpec(
+        width=width,
+        depth=weights.count(blocks),
+        heads=heads or max(1, width // 64),
+        inner=weights.shape(f"{blocks}.0.mlp.c_fc.weight", axes=2)[0],
+        vocabulary=rows,
+        positions=weights.shape(f"{prefix}positional_embedding", axes=2)[0],
+        embed_dim=weights.shape(f"{prefix}text_projection", axes=2)[1],
+        act=act,
+        eps=1e-5,
+        dropout=0.0,
+        **options,
+    )
+    keys = tower_keys("text", prefix.removesuffix("."), "text")
+    return spec, keys | tower_keys("resblocks", f"{blocks}.*", "text.blocks.*")
 
 
 def load_open_clip(
@@ -389,7 +397,7 @@ def load_open_clip(
     identity = {"vision": image.identity, **text.identity}
     parts = {
         "model": json.dumps(identity, sort_keys=True),
-        "preprocessing": json.dumps(asdict(preprocessing), sort_keys=True),
+        "preprocessing": json.dumps(preprocessing.identity(), sort_keys=True),
         "tokenizer": tokenizer.digest,
     }
     return TowersBackbone(

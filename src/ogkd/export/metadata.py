@@ -34,6 +34,7 @@ def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> d
             "colour": "RGB",
             "size": prep.size,
             "resize": prep.resize,
+            **({"scaled": prep.scaled} if prep.scaled else {}),
             "crop": "center",
             "interpolation": prep.interpolation,
             "antialias": True,
@@ -87,19 +88,30 @@ def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, An
 
 
 def _steps(prep: Preprocessing) -> str:
-    size, scale, crop = prep.size, f"Scale both sides to {prep.size}", ""
-    if prep.resize == "shortest":
-        scale = (
+    size, short = prep.size, prep.scaled or prep.size
+    scale = {
+        "squash": f"Scale both sides to {size}",
+        "pad": f"Scale the long side to {size} and the short one to int({size} * short / long)",
+        "pad_center": (
+            f"Paste it into the middle of a black square of its long side, at least {size}; scale "
+            f"that to {size}"
+        ),
+        "shortest": (
             f"Cut a side longer than {LONGEST} times the other to that, centrally. Scale the short "
-            f"side to {size} and the long one to int({size} * long / short)"
-        )
-        crop = (
+            f"side to {short} and the long one to int({short} * long / short)"
+        ),
+    }
+    then = {
+        "pad": " Fill up with black at the right and below.",
+        "shortest": (
             f" Crop the central {size} x {size}: left = round((width - {size}) / 2), top likewise."
-        )
+        ),
+    }
     return (
         "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their own "
-        f"smallest and largest value. {scale} with Pillow's {prep.interpolation} filter.{crop} "
-        "Divide by 255, subtract mean and divide by std per channel, channels first."
+        f"smallest and largest value. {scale[prep.resize]} with Pillow's {prep.interpolation} "
+        f"filter.{then.get(prep.resize, '')} Divide by 255, subtract mean and divide by std per "
+        "channel, channels first."
     )
 
 

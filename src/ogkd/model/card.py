@@ -7,7 +7,6 @@ import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +57,7 @@ class BackboneCard(BaseModel):
             name=name,
             digest=backbone.digest,
             embed_dim=backbone.embed_dim,
-            preprocessing=asdict(backbone.preprocessing),
+            preprocessing=backbone.preprocessing.identity(),
             engine=backbone.engine,
         )
 
