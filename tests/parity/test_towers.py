@@ -13,53 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from made_weights import PIXEL_SCALE, made, made_state
+from made_weights import PIXEL_SCALE, made
 from ogkd.backbones.base import Tokens
 from ogkd.backbones.loading import load_folder
 from ogkd.errors import BackboneError
-from tiny_backbones import WORDS, write_tokenizer
+from tower_folders import CASES, TOWERS, tower_weights, write_folder
 
-TOWERS = Path(__file__).parent / "towers"
 CPU = torch.device("cpu")
-CLIP_IDS = torch.tensor([[15, 0, 1, 2, 7, 16], [15, 13, 16, 0, 0, 0]])
-BERT_IDS = torch.tensor([[2, 5, 6, 7, 12, 3], [2, 18, 3, 0, 0, 0]])
-CONCH_IDS = torch.tensor([[1, 3, 4, 5, 9, 2], [1, 8, 2, 0, 0, 0]])
-CASES = {
-    **dict.fromkeys(("own_vit", "clip_resnet"), CLIP_IDS),
-    **dict.fromkeys(("own_vit_bert", "keep", "flair", "medclip"), BERT_IDS),
-    **dict.fromkeys(("biovil", "biovil_t", "pmc_clip"), BERT_IDS),
-    "conch": CONCH_IDS,
-}
-
-
-def metadata(name: str) -> dict[str, Any]:
-    with safe_open(TOWERS / f"{name}.safetensors", "pt") as file:
-        return {key: json.loads(file.metadata()[key]) for key in ("shapes", "config")}
-
-
-def weights(name: str) -> dict[str, Tensor]:
-    state = made_state(metadata(name)["shapes"])
-    return {key: torch.from_numpy(value) for key, value in state.items()}
-
-
-def write_folder(folder: Path, name: str) -> Path:
-    """A folder as it is published, with made weights."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights(name), folder / "model.safetensors")
-    for file, content in metadata(name)["config"].items():
-        (folder / file).write_text(json.dumps(content))
-    if CASES[name] is BERT_IDS:
-        special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]) + "\n")
-    elif CASES[name] is CONCH_IDS:
-        write_tokenizer(folder, ["<pad>", "<start>", "<end>", *WORDS[:14]], "<start>", "<end>")
-    else:
-        write_tokenizer(folder, [*WORDS, "<start>", "<end>"], "<start>", "<end>")
-    return folder
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -174,8 +137,8 @@ def test_other_prefixes_of_the_text_tower_give_the_same(
 ) -> None:
     folder = write_folder(tmp_path, name)
     expected = load_folder(folder, name=name, device=CPU).encode_texts(["a photo of cyst"])
-    state = {rename(key): value for key, value in weights(name).items()}
-    assert state.keys() != weights(name).keys()
+    state = {rename(key): value for key, value in tower_weights(name).items()}
+    assert state.keys() != tower_weights(name).keys()
     save_file(state, folder / "model.safetensors")
     features = load_folder(folder, name=name, device=CPU).encode_texts(["a photo of cyst"])
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
@@ -185,7 +148,7 @@ def test_a_checkpoint_needs_only_its_activation_beside_its_shapes(tmp_path: Path
     """CheXzero's file is OpenAI's module saved whole, without any configuration."""
     folder = write_folder(tmp_path, "own_vit")
     config = json.loads((folder / "open_clip_config.json").read_text())["model_cfg"]
-    state = {**weights("own_vit"), "context_length": torch.tensor(16)}
+    state = {**tower_weights("own_vit"), "context_length": torch.tensor(16)}
     (folder / "model.safetensors").unlink()
     torch.save({"epoch": 3, "state_dict": state}, folder / "best_64.pt")
     (folder / "open_clip_config.json").unlink()

@@ -126,26 +126,32 @@ def peek(path: Path, *keys: str) -> Any:
     return value
 
 
-def detect_format(folder: Path) -> str | None:
-    """The format of the model in a folder; None if it contains no model that can be read."""
-    if peek(folder / FORMATS["open_clip"].marker, *_TIMM) is not None:
+def detect_format(folder: Path, *, complete: bool = True) -> str | None:
+    """The format of the model in a folder; None if it contains no model that can be read.
+
+    A folder that is not `complete` has no weights yet, only configurations.
+    """
+    own = folder / FORMATS["open_clip"].marker
+    if peek(own, *_TIMM) is not None:
         return "open_clip"
     for name, kind in FORMATS.items():
         value = peek(folder / kind.marker, *kind.keys)
+        has_weights = not complete or any((folder / file).is_file() for file in kind.weights)
+        if name == "transformers" and own.is_file() and not has_weights:
+            continue
         if value in kind.values if kind.values else value is not None:
             return name
-    return _format_by_keys(folder)
+    keys = weight_keys(folder)
+    return next((kind for kind, sign in layouts("signatures").items() if sign in keys), None)
 
 
-def _format_by_keys(folder: Path) -> str | None:
-    """The format of a folder that has weights but no configuration of ours."""
+def weight_keys(folder: Path) -> set[str]:
+    """The names of all tensors in a folder's weight files, as far as they can be read."""
+    keys: set[str] = set()
     for path in weight_files(folder):
         with contextlib.suppress(BackboneError):
-            keys = read_weights(path).tensors
-            for name, signature in layouts("signatures").items():
-                if signature in keys:
-                    return str(name)
-    return None
+            keys |= read_weights(path).tensors.keys()
+    return keys
 
 
 def weight_files(folder: Path) -> list[Path]:

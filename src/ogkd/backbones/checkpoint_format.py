@@ -10,14 +10,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ogkd.backbones._bert import BertConfigFile, BertTower, derive_bert_config
 from ogkd.backbones._folder import (
-    FileRecord,
     Weights,
     assign_weights,
     backbone_digest,
@@ -40,50 +39,15 @@ from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
 
-class ImageTable(FileRecord):
-    """How a layout builds its image tower."""
-
-    kind: Literal["timm", "resnet", "clip_resnet"]
-    prefix: str
-    pool: str = "token"
-    pool_heads: int = 0
-    proj: str = "linear"
-    proj_bias: bool = False
-    head: str = "linear"
-    heads: int = 0
-
-
-class TextTable(FileRecord):
-    """How a layout builds its text tower."""
-
-    kind: Literal["bert", "summary"]
-    prefix: str
-    pooling: str = ""
-    proj: str = ""
-
-
-class Layout(FileRecord):
-    """One table of `checkpoints` in layouts.toml."""
-
-    context: int
-    image: ImageTable
-    text: TextTable
-    preprocessing: dict[str, Any]
-    keys: dict[str, str]
-    ignored: list[str]
-    scale: float | None = None
-    most: float = math.inf
-
-
 def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersBackbone:
     """Load a folder whose weights have one of the layouts, offline and strictly."""
     kind = str(detect_format(folder))
-    layout = Layout.model_validate(layouts("checkpoints")[kind])
+    layout = layouts("checkpoints")[kind]
     files, weights = _read_all(folder)
-    if layout.scale is not None:
-        scale = torch.tensor(layout.scale)
+    if "scale" in layout:
+        scale = torch.tensor(layout["scale"])
         weights = Weights(weights.file, {"logit_scale": scale, **weights.tensors})
-    prepared = dict(layout.preprocessing)
+    prepared = dict(layout["preprocessing"])
     if "encoder.backbone_to_vit.weight" in weights.tensors:
         prepared["size"] = 448  # BioViL-T
     preprocessing = Preprocessing(**prepared)
@@ -91,17 +55,17 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
         image, image_keys = _image_tower(layout, weights, preprocessing.size)
         text, text_keys, tokenizer = _text_tower(layout, folder, weights, image.spec.embed_dim)
         model = Towers(image, text)
-    table = key_table(model, image_keys | text_keys | {"logit_scale": "logit_scale"} | layout.keys)
-    transposed = ("text_projection_layer", "text.text_projection", "visual.proj_contrast")
-    assign_weights(model, weights, table, ignored=layout.ignored, transposed=transposed)
+    keys = image_keys | text_keys | layout["keys"] | {"logit_scale": "logit_scale"}
+    table, transposed = key_table(model, keys), layout.get("transposed", ())
+    assign_weights(model, weights, table, ignored=layout["ignored"], transposed=transposed)
     with torch.no_grad():
-        model.logit_scale.clamp_(max=math.log(layout.most))
+        model.logit_scale.clamp_(max=math.log(layout.get("most", math.inf)))
     first, *others = files
     parts = {
         "format": kind,
-        "layout": json.dumps(layout.model_dump(), sort_keys=True),
+        "layout": json.dumps(layout, sort_keys=True),
         "preprocessing": repr(preprocessing),
-        "text": repr(getattr(text, "spec", None) or text.bert.config),
+        "text": repr(text.spec if isinstance(text, TextTower) else text.bert.config),
         "tokenizer": tokenizer.digest,
         **{file.stem: sha256_file(file) for file in others},
     }
@@ -111,7 +75,7 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
         preprocessing,
         name=name,
         digest=backbone_digest(first, parts),
-        context_length=layout.context,
+        context_length=layout["context"],
         device=device,
     )
 
@@ -129,66 +93,63 @@ def _read_all(folder: Path) -> tuple[list[Path], Weights]:
 
 
 def _image_tower(
-    layout: Layout, weights: Weights, size: int
+    layout: dict[str, Any], weights: Weights, size: int
 ) -> tuple[ImageTower | ResNetTower, dict[str, str]]:
-    table = layout.image
-    kind = "timm" if table.kind == "timm" else "resnet"
-    keys = tower_keys(kind, table.prefix, "image")
-    prefix = f"{table.prefix}." if table.prefix else ""
-    if table.kind == "clip_resnet":
-        return clip_resnet(weights, prefix, size, table.heads), keys
+    table = layout["image"]
+    kind, prefix, options = table["kind"], _dotted(table["prefix"]), table["options"]
+    keys = tower_keys("timm" if kind == "timm" else "resnet", table["prefix"], "image")
+    if kind == "clip_resnet":
+        return clip_resnet(weights, prefix, size, **options), keys
     d = _shared_width(layout, weights)
-    if table.kind == "timm":
-        return ImageTower(_timm_spec(table, weights, prefix, size, d)), keys
+    if kind == "timm":
+        width, _, _, patch = weights.shape(f"{prefix}patch_embed.proj.weight", axes=4)
+        vit = VisionSpec(
+            width=width,
+            depth=weights.count(f"{prefix}blocks"),
+            heads=max(1, width // 64),
+            inner=weights.shape(f"{prefix}blocks.0.mlp.fc1.weight", axes=2)[0],
+            patch=patch,
+            image_size=size,
+            embed_dim=d,
+            proj_inner=d,
+            layer_scale=any(key.endswith(".ls1.gamma") for key in weights.tensors),
+            **options,
+        )
+        return ImageTower(vit), keys
     reduce = weights.tensors.get("encoder.backbone_to_vit.weight")
     spec = ResNetSpec(
         width=weights.shape(f"{prefix}conv1.weight", axes=4)[0],
         depths=tuple(weights.count(f"{prefix}layer{stage}") for stage in (1, 2, 3, 4)),
         image_size=size,
         embed_dim=d,
-        head=table.head,
         reduced=0 if reduce is None else reduce.shape[0],
+        **options,
     )
     return ResNetTower(spec), keys
 
 
-def _shared_width(layout: Layout, weights: Weights) -> int:
-    """The number of outputs of the image tower's last matrix."""
+def _dotted(prefix: str) -> str:
+    return f"{prefix}." if prefix else ""
+
+
+def _shared_width(layout: dict[str, Any], weights: Weights) -> int:
+    """The number of outputs of the image tower's last matrix, or convolution of one pixel."""
     last = ("image.head.fc2", "image.head.weight")
-    (name,) = (key for key, target in layout.keys.items() if target in last)
+    (name,) = (key for key, target in layout["keys"].items() if target in last)
     key = name if name in weights.tensors else f"{name}.weight"
-    return weights.shape(key, axes=4 if layout.image.head == "mlp" else 2)[0]
-
-
-def _timm_spec(table: ImageTable, weights: Weights, prefix: str, size: int, d: int) -> VisionSpec:
-    width, _, _, patch = weights.shape(f"{prefix}patch_embed.proj.weight", axes=4)
-    return VisionSpec(
-        width=width,
-        depth=weights.count(f"{prefix}blocks"),
-        heads=max(1, width // 64),
-        inner=weights.shape(f"{prefix}blocks.0.mlp.fc1.weight", axes=2)[0],
-        patch=patch,
-        image_size=size,
-        embed_dim=d,
-        pool=table.pool,
-        pool_heads=table.pool_heads,
-        proj=table.proj,
-        proj_bias=table.proj_bias,
-        proj_inner=d,
-        layer_scale=any(key.endswith(".ls1.gamma") for key in weights.tensors),
-    )
+    is_convolution = layout["image"]["options"].get("head") == "mlp"
+    return weights.shape(key, axes=4 if is_convolution else 2)[0]
 
 
 def _text_tower(
-    layout: Layout, folder: Path, weights: Weights, width: int
+    layout: dict[str, Any], folder: Path, weights: Weights, width: int
 ) -> tuple[BertTower | TextTower, dict[str, str], Tokenizer]:
-    table = layout.text
-    prefix = f"{table.prefix}." if table.prefix else ""
-    if table.kind == "bert":
+    table = layout["text"]
+    prefix = _dotted(table["prefix"])
+    if "options" in table:
         bert = _bert_config(folder, weights, prefix)
         tokenizer = bert_tokenizer(folder, rows=bert.vocab_size, prepare=str)
-        tower = BertTower(bert, width, pooling=table.pooling, proj=table.proj)
-        return tower, {table.prefix: "text.bert"}, tokenizer
+        return BertTower(bert, width, **table["options"]), {table["prefix"]: "text.bert"}, tokenizer
     rows = weights.shape(f"{prefix}token_embedding.weight", axes=2)[0]
     tokenizer = folder_tokenizer(folder, rows=rows, pad_id=0)
     spec, keys = text_spec(weights, prefix, act="gelu", summary_pad=tokenizer.pad_id)

@@ -339,7 +339,7 @@ def _text_part(
 
 
 def text_spec(
-    weights: Weights, prefix: str, *, act: str, heads: int | None = None, **options: int
+    weights: Weights, prefix: str, *, act: str, heads: int | None = None, **options: Any
 ) -> tuple[TextSpec, dict[str, str]]:
     """OpenAI's text tower, whose sizes are those of the weights below `prefix`; and its keys."""
     rows, width = weights.shape(f"{prefix}token_embedding.weight", axes=2)
