@@ -288,7 +288,7 @@ def test_a_tokenizer_that_is_elsewhere_comes_along(
     monkeypatch.setenv("OGKD_GITHUB", os.environ["HF_ENDPOINT"])
     files["/lab/model/main/words.json"] = files.pop(f"/{HUB_ID}/resolve/main/tokenizer.json")
     address = "https://raw.githubusercontent.com/lab/model/main/words.json"
-    fetched = fetch(record(format="conch", weights="model.safetensors", tokenizer=address))
+    fetched = fetch(record(format="conch", tokenizer=address))
     features = load_backbone(fetched).encode_texts(TEXTS)
     torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
 

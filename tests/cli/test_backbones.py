@@ -40,9 +40,10 @@ def plip() -> Path:
 
 def test_list_shows_every_known_backbone_and_what_is_here(plip: Path) -> None:
     lines = [line.split() for line in run("list").output.splitlines()]
-    here = {name: present for name, present, *_ in lines if name in catalog()}
+    here = {words[0]: words[1] for words in lines if words[0] in catalog()}
     assert list(here) == list(catalog())
     assert (here["builtin"], here["plip"], here["biomedclip"]) == ("yes", "yes", "no")
+    assert (here["conch"], here["lovt"]) == ("gated", "n/a")
 
 
 def test_info_of_a_fetched_backbone_shows_files_sizes_and_digest(plip: Path) -> None:

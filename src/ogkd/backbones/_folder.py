@@ -50,11 +50,11 @@ class Format(NamedTuple):
     weights: tuple[str, ...]  # the first one that is there is read
 
 
-_PLAIN = ("model.safetensors", "pytorch_model.bin")
+PLAIN_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # The first one that a folder has counts. Some repositories have two; features in caches and models
 # are those of a CLIPModel where there is one beside open_clip's own towers.
 FORMATS = {
-    "transformers": Format("config.json", ("model_type",), ("clip", "siglip"), _PLAIN),
+    "transformers": Format("config.json", ("model_type",), ("clip", "siglip"), PLAIN_WEIGHTS),
     "open_clip": Format(
         "open_clip_config.json",
         ("model_cfg",),
@@ -65,8 +65,8 @@ FORMATS = {
             "open_clip_pytorch_model.bin",
         ),
     ),
-    "keep": Format("config.json", ("model_type",), ("keep",), _PLAIN),
-    "biovil": Format("config.json", ("model_type",), ("cxr-bert",), _PLAIN),
+    "keep": Format("config.json", ("model_type",), ("keep",), PLAIN_WEIGHTS),
+    "biovil": Format("config.json", ("model_type",), ("cxr-bert",), PLAIN_WEIGHTS),
 }
 FORMAT_HELP = "open_clip_config.json, and no config.json of clip or siglip"
 _TIMM = ("model_cfg", "vision_cfg", "timm_model_name")

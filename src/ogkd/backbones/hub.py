@@ -20,7 +20,14 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, Repositor
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import FORMAT_HELP, FORMATS, detect_format, peek, read_weights
+from ogkd.backbones._folder import (
+    FORMAT_HELP,
+    FORMATS,
+    PLAIN_WEIGHTS,
+    detect_format,
+    peek,
+    read_weights,
+)
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.backbones.loading import load_backbone, resolve
@@ -139,13 +146,12 @@ def fetch(record: Record) -> Path:
             files = _open_clip_files(files, markers.get(marker))
         if record.texts:
             files = _download(record.texts, *_TOKENIZER) | files
-        names = (
-            (record.weights,) if record.weights or kind not in FORMATS else FORMATS[kind].weights
-        )
-        weights = [path for name in names for path in get(str(name)).values()][:1]
+        usual = FORMATS[kind].weights if kind in FORMATS else PLAIN_WEIGHTS
+        names = (record.weights,) if record.weights else usual
+        weights = [path for name in names for path in get(name).values()][:1]
         weights += get(*record.also).values()
         if len(weights) != 1 + len(record.also):
-            raise _lacking(record, f"weight file {' or '.join(map(str, names))}")
+            raise _lacking(record, f"weight file {' or '.join(names)}")
         _check_digest(record, weights[0])
         images = published_outputs()["probabilities"] if record.examples else ()
         examples = get(*(f"{record.examples}/{name}" for name in images))
