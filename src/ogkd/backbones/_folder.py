@@ -5,6 +5,7 @@ No network, and nothing in a file is ever executed.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fnmatch
 import hashlib
@@ -18,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
@@ -38,6 +40,12 @@ _WORTH_REMEMBERING = 2**24  # bytes
 _TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN = 8  # keys listed in a message
+# What training checkpoints have beside tensors, such as a loss; nothing of it runs code.
+_SCALAR: Any = np.float64(0).__reduce__()[0]
+_HARMLESS = [
+    *(argparse.Namespace, np.dtype, _SCALAR, (_SCALAR, "numpy.core.multiarray.scalar")),
+    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
+]
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
 
 
@@ -148,7 +156,7 @@ def detect_format(folder: Path, *, complete: bool = True) -> str | None:
 def weight_keys(folder: Path) -> set[str]:
     """The names of all tensors in a folder's weight files, as far as they can be read."""
     keys: set[str] = set()
-    for path in weight_files(folder):
+    for path in weight_files(folder) if folder.is_dir() else ():
         with contextlib.suppress(BackboneError):
             keys |= read_weights(path).tensors.keys()
     return keys
@@ -156,14 +164,9 @@ def weight_keys(folder: Path) -> set[str]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a folder; of two with the same stem the one in safetensors."""
-    if not folder.is_dir():
-        return []
-    files = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
-    return list({path.stem: path for path in sorted(files, key=_preference)}.values())
-
-
-def _preference(path: Path) -> tuple[bool, str]:
-    return path.suffix == ".safetensors", path.name
+    files = [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    files.sort(key=lambda path: (path.suffix == ".safetensors", path.name))
+    return list({path.stem: path for path in files}.values())
 
 
 def find_weights(folder: Path, kind: str) -> Path:
@@ -205,7 +208,8 @@ def read_weights(path: Path) -> Weights:
         if path.suffix == ".safetensors":
             state = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with torch.serialization.safe_globals(_HARMLESS):
+                state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (*_DAMAGED, pickle.UnpicklingError) as error:
         if out_of_memory(error):
             raise MemoryError(str(error)) from error
@@ -226,11 +230,11 @@ def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     `parts` are named texts or hashes, such as the canonical JSON of the configuration and
     the hash of the tokenizer file; their order does not matter.
     """
-    record = {"weights": _known_sha256(weights), "parts": dict(parts)}
+    record = {"weights": known_sha256(weights), "parts": dict(parts)}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _known_sha256(path: Path) -> str:
+def known_sha256(path: Path) -> str:
     """The SHA-256 of a file, remembered while the file is unchanged.
 
     Hashing takes longer than encoding an image. A file that was written just now may change again

@@ -22,6 +22,7 @@ from ogkd.backbones._folder import (
     backbone_digest,
     detect_format,
     key_table,
+    known_sha256,
     layouts,
     parse_record,
     peek,
@@ -35,7 +36,6 @@ from ogkd.backbones._tokenizer import Tokenizer, bert_tokenizer, folder_tokenize
 from ogkd.backbones._towers import Towers, TowersBackbone
 from ogkd.backbones._vit import ImageTower, VisionSpec
 from ogkd.backbones.open_clip_format import clip_resnet, text_spec
-from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
 
@@ -47,7 +47,10 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
     if "scale" in layout:
         scale = torch.tensor(layout["scale"])
         weights = Weights(weights.file, {"logit_scale": scale, **weights.tensors})
-    prepared = dict(layout["preprocessing"])
+    prepared: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in layout["preprocessing"].items()
+    }
     if "encoder.backbone_to_vit.weight" in weights.tensors:
         prepared["size"] = 448  # BioViL-T
     preprocessing = Preprocessing(**prepared)
@@ -58,8 +61,8 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
     keys = image_keys | text_keys | layout["keys"] | {"logit_scale": "logit_scale"}
     table, transposed = key_table(model, keys), layout.get("transposed", ())
     assign_weights(model, weights, table, ignored=layout["ignored"], transposed=transposed)
-    with torch.no_grad():
-        model.logit_scale.clamp_(max=math.log(layout.get("most", math.inf)))
+    most = math.log(layout.get("most", math.inf))
+    model.logit_scale = torch.nn.Parameter(model.logit_scale.detach().clamp(max=most))
     first, *others = files
     parts = {
         "format": kind,
@@ -67,7 +70,7 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
         "preprocessing": repr(preprocessing),
         "text": repr(text.spec if isinstance(text, TextTower) else text.bert.config),
         "tokenizer": tokenizer.digest,
-        **{file.stem: sha256_file(file) for file in others},
+        **{file.stem: known_sha256(file) for file in others},
     }
     return TowersBackbone(
         model,

@@ -219,9 +219,11 @@ def _keep(
             write_json(aside / FORMATS["open_clip"].marker, {"model_cfg": record.model_cfg})
         if record.tokenizer:
             download(mirrored(record.tokenizer), aside / "tokenizer.json")
-        for path in weights:
-            _keep_weights(path, aside / _stored_name(kind, path, weights))
-        stored, first = aside / _stored_name(kind, weights[0], weights), weights[0]
+        # By the format's name, unless it has none or there are several.
+        usual = FORMATS[kind].weights[:1] if kind in FORMATS and len(weights) == 1 else ()
+        stored = [aside / name for name in usual or (f"{p.stem}.safetensors" for p in weights)]
+        for path, target in zip(weights, stored, strict=True):
+            _keep_weights(path, target)
         facts = {
             path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
             for path in sorted(aside.iterdir())
@@ -231,22 +233,16 @@ def _keep(
             "name": record.name,
             "format": kind,
             "hub_id": record.hub_id,
-            "revision": first.parent.name,
+            "revision": weights[0].parent.name,
             "licence": record.licence,
-            "original": {"file": first.name, "sha256": sha256_file(first)},
-            "weights": {"file": stored.name, **facts[stored.name]},
+            "original": {"file": weights[0].name, "sha256": sha256_file(weights[0])},
+            "weights": {"file": stored[0].name, **facts[stored[0].name]},
             "files": facts,
         }
         write_json(aside / _SOURCE, source)
         for file in examples.values():
             (aside / EXAMPLES).mkdir(exist_ok=True)
             shutil.copyfile(file, aside / EXAMPLES / file.name)
-
-
-def _stored_name(kind: str, path: Path, weights: list[Path]) -> str:
-    """The name of a weight file in the cache: that of its format, unless there are several."""
-    own = kind not in FORMATS or len(weights) > 1
-    return f"{path.stem}.safetensors" if own else FORMATS[kind].weights[0]
 
 
 def _keep_weights(path: Path, target: Path) -> None:

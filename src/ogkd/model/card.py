@@ -67,12 +67,12 @@ class BackboneCard(BaseModel):
         That is the folder that a model was fitted with here, or one beside the model; None if
         there is neither.
         """
-        if find_record(self.name) is not None or "/" in self.name:  # known, or on the hub
-            return self.name
-        known = [model.resolve().parent / self.name]
+        is_name = find_record(self.name) is not None or "/" in self.name  # known, or on the hub
+        known = [] if is_name else [model.resolve().parent / self.name]
         with contextlib.suppress(OSError, ValueError):
             known.insert(0, Path((_places() / self.digest).read_text(encoding="utf-8")))
-        return next((folder for folder in known if folder.is_dir()), None)
+        folder = next((folder for folder in known if folder.is_dir()), None)
+        return self.name if folder is None and is_name else folder
 
     @property
     def short_name(self) -> str:
