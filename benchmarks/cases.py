@@ -1,6 +1,6 @@
 """Cases: one answer for many images, as fewer and fewer of them show it; docs/evidence/cases.md.
 
-    python benchmarks/cases.py --out runs/cases --data ct-kidney mri-brain   # phantom volumes
+    python benchmarks/cases.py --out runs/cases --data us-breast             # phantom volumes
     python benchmarks/cases.py --out runs/cases --data lungcolon             # needs OGKD_SHARED
     python benchmarks/cases.py --out runs/cases --data knees                 # needs OGKD_SHARED
     python benchmarks/cases.py --out runs/cases --table
@@ -305,7 +305,7 @@ def _order(place: Path) -> tuple[str, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", nargs="*", default=["ct-kidney", "mri-brain", "lungcolon"])
+    parser.add_argument("--data", nargs="*", default=["us-breast", "lungcolon"])
     parser.add_argument("--shots", nargs="*", type=int, default=[4, 16])
     parser.add_argument("--test-cases", type=int, default=16)
     parser.add_argument("--table", action="store_true")

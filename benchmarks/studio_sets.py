@@ -73,7 +73,7 @@ def measured(name: str, sets: NDArray[np.bool_], y: NDArray[Any]) -> dict[str, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phantoms", nargs="*", default=["us-breast", "mri-brain", "cxr"])
+    parser.add_argument("phantoms", nargs="*", default=["us-breast", "cxr"])
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("studio-sets.json"))
     options = parser.parse_args()

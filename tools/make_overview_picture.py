@@ -20,7 +20,7 @@ from matplotlib.figure import SubFigure
 from PIL import Image
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures" / "overview.png"
-KIND, STRANGER = "endoscopy", "histology"
+KIND, STRANGER = "endoscopy", "cxr"
 COLOURS = {"good": "#1a7f4b", "unsure": "#b26a00", "strange": "#a4262c"}
 
 
@@ -36,11 +36,11 @@ def decisions(folder: Path) -> list[dict[str, object]]:
     """Fit, calibrate and predict: one record per image, and its map in maps/."""
     ogkd(folder, "phantoms", KIND, "--out", "bowel", "--train", "16", "--val", "60", "--test", "12")
     ogkd(
-        folder, "phantoms", STRANGER, "--out", "tissue", "--train", "0", "--val", "0", "--test", "1"
+        folder, "phantoms", STRANGER, "--out", "chest", "--train", "0", "--val", "0", "--test", "1"
     )
     ogkd(folder, "fit", "bowel", "--shots", "16", "--method", "fused", "--out", "model")
     ogkd(folder, "calibrate", "model", "bowel", "--split", "val")
-    words = ["predict", "model", "bowel/test", "tissue/test", "--max-risk", "0.2"]
+    words = ["predict", "model", "bowel/test", "chest/test", "--max-risk", "0.2"]
     lines = ogkd(folder, *words, "--format", "jsonl", "--explain", "maps").splitlines()
     rows = [json.loads(line) for line in lines]
     maps = sorted((folder / "maps").glob("*.png"))
@@ -56,7 +56,7 @@ def choose(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     known = [row for row in rows if str(row["path"]).startswith("bowel") and not row["unfamiliar"]]
     sure = [row for row in known if right(row) and not row["abstain"]]
     unsure = [row for row in known if row["abstain"] and len(row["set"]) in (2, 3)]
-    strange = [row for row in rows if row["unfamiliar"] and str(row["path"]).startswith("tissue")]
+    strange = [row for row in rows if row["unfamiliar"] and str(row["path"]).startswith("chest")]
     best = min(sure, key=lambda row: abs(float(row["probability"]) - 0.95))
     closest = min(unsure, key=lambda row: float(row["probability"]))
     return [best, closest, strange[0]]

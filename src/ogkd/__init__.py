@@ -12,6 +12,7 @@ Fit a classifier on a folder of labelled images, use it, and measure how good it
 fit, load, OGKDClassifier        a classifier from images, from a folder, as scikit-learn has one
 zero_shot                        a classifier from class names alone
 evaluate, report                 metrics on labelled images; an HTML page about them
+learning_curve                   accuracy by the number of labels, and a forecast for more
 calibrate, Policy                temperature and sets; which promise a decision has to keep
 explain, draw                    which parts of an image support a class
 read_dataset, read_image         labelled images as a table; any image as an array
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
+    from ogkd.fitting.learning_curve import learning_curve
     from ogkd.fitting.pipeline import fit, zero_shot
     from ogkd.images import read_image
     from ogkd.methods import Method, register
@@ -71,6 +73,7 @@ __all__ = [
     "explain",
     "fit",
     "geometry",
+    "learning_curve",
     "load",
     "load_backbone",
     "losses",
@@ -91,6 +94,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
+    "ogkd.fitting.learning_curve": ("learning_curve",),
     "ogkd.fitting.pipeline": ("fit", "zero_shot"),
     "ogkd.images": ("read_image",),
     "ogkd.methods": ("Method", "register"),

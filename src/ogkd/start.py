@@ -18,11 +18,11 @@ from typing import Any
 
 from ogkd.audit import Audit
 from ogkd.audit.check import Scans, check_data, read_images
-from ogkd.audit.divide import Division, divide_checked, left_out_text
+from ogkd.audit.divide import Division, divide_checked, left_out_rows
 from ogkd.data.case import Dataset
 from ogkd.data.grouping import Grouping
 from ogkd.data.read import read_dataset
-from ogkd.data.tables import table_text
+from ogkd.data.tables import csv_text, table_text
 from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
 from ogkd.evaluation import Evaluation, LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
@@ -37,7 +37,7 @@ from ogkd.model.load import load
 from ogkd.report import report, write_data_check
 
 # The options whose first result is the check; all others are used by the model.
-_OF_THE_CHECK = ("data", "slice", "cases", "slices")
+_OF_THE_CHECK = ("data", "columns", "slice", "cases", "slices")
 _FILES = """\
   report.html     how good the model is, and when to trust it (open it in a browser)
   check.html      what is wrong with the images; left-out.csv: what was left out
@@ -94,7 +94,8 @@ class Start:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return read_images(self.data, Grouping(self.grouping.by), self.options["normal"])
+        normal, columns = self.options["normal"], self.options["columns"]
+        return read_images(self.data, Grouping(self.grouping.by), normal, columns=columns)
 
     @cached_property
     def audit(self) -> Audit:
@@ -118,14 +119,14 @@ class Start:
         with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: as if it were new
             before = dict(read_json(file))
         changed = [
-            _change(key, before.get(key), now.get(key))
+            key
             for key in {**before, **now}
             if now.get(key) != before.get(key)
             and (self.out / ("check.json" if key in _OF_THE_CHECK else "model")).exists()
         ]
         if changed:
             raise ConfigError(
-                f"{self.out} contains the results of another start: {'; '.join(changed)}. "
+                f"{self.out} contains the results of another start: {', '.join(changed)} differ. "
                 "Choose another folder, or give the same data and options to resume.",
                 argument="out",
             )
@@ -154,7 +155,7 @@ class Start:
             used = len(division.dataset.cases)
             if not self.confirm(notes, f"Continue with the other {used} images?"):
                 raise Interrupted("Stopped. Fix the data and start again with another --out.")
-        write_new(left, left_out_text(division, self.out))
+        write_new(left, csv_text(left_out_rows(division, self.out)))
         write_new(self.out / "split.csv", table_text(division.dataset, self.out))
         parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}
         sizes = [f"{division.size(part)} to {what}" for what, part in parts.items()]
@@ -172,7 +173,10 @@ class Start:
     def _fit(self) -> str:
         folder = self.out / "model"
         request = FitRequest(
-            self.out / "split.csv", **self.options, out=folder, say=self.notes.append
+            self.out / "split.csv",
+            **self.options | {"columns": None},  # the split has names of its own
+            out=folder,
+            say=self.notes.append,
         )
         try:
             card = fit_request(request).card
@@ -246,21 +250,6 @@ def _results_folder(data: Path, out: Path | None) -> Path:
     if problem:
         raise ConfigError(f"{folder} {problem}. Choose another folder.", argument="out")
     return folder
-
-
-def _change(key: str, before: Any, now: Any) -> str:
-    """What differs from the earlier start, in words.
-
-    >>> _change("normal", None, ["Gesund"])
-    'normal, before: no normal class; now: Gesund'
-    """
-    if key in ("data", "texts"):
-        return f"other {key}"
-    nothing = "no normal class" if key == "normal" else f"no {key}"
-    first, second = (
-        ", ".join(value) if isinstance(value, list) else value or nothing for value in (before, now)
-    )
-    return f"{key}, before: {first}; now: {second}"
 
 
 def _digest(dataset: Dataset) -> str:

@@ -14,8 +14,9 @@ from PIL import Image
 
 from ogkd import read_dataset
 from ogkd.audit import audit_data
-from ogkd.audit.divide import divide_checked, left_out_text
+from ogkd.audit.divide import divide_checked, left_out_rows
 from ogkd.data.case import Case, Dataset
+from ogkd.data.tables import csv_text
 from ogkd.data.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
@@ -54,7 +55,7 @@ def test_unreadable_repeated_and_contradictory_images_are_left_out(data):
     labels = dict.fromkeys(("0.png", "x.png"), "several labels")
     assert left == {**labels, "3.png": "unreadable", "y.png": "copy"}
     assert "malignant tumor" in next(one.reason for one in found.left_out if one.kind[0] == "s")
-    rows = list(csv.DictReader(io.StringIO(left_out_text(found, data))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(left_out_rows(found, data)))))
     assert {Path(row["path"]).name for row in rows} == set(left)
 
 
@@ -141,7 +142,9 @@ def test_a_file_name_that_is_not_text_is_left_out(data):
     file.rename(odd)
     found = divided(data)
     assert [one.kind for one in found.left_out] == ["file name"]
-    assert "xff" in left_out_text(found, data) or "udcff" in left_out_text(found, data)
+    assert "xff" in csv_text(left_out_rows(found, data)) or "udcff" in csv_text(
+        left_out_rows(found, data)
+    )
 
 
 @pytest.mark.parametrize("by", ["patient", "case"])

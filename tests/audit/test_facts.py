@@ -92,17 +92,6 @@ def test_a_group_in_two_splits_is_an_error_that_names_files_of_both() -> None:
     assert "patient 7" in leak.where[0].note
 
 
-def test_a_size_that_gives_the_class_away_is_a_shortcut() -> None:
-    made = records({("", "benign"): 20, ("", "malignant"): 20}, groups=True)
-    assert "shortcut" not in judged(made)[1]
-    sized = [replace(one, image=picture(64 if one.label == "benign" else 80)) for one in made]
-    assert "size" in judged(sized)[1]["shortcut"].what
-    sized = [replace(one, image=picture(64 + n)) for n, one in enumerate(made)]
-    assert "shortcut" not in judged(sized)[1]  # a size of its own for each tells nothing
-    coloured = [replace(one, image=picture(gray=one.label == "benign")) for one in made]
-    assert "colour" in judged(coloured)[1]["shortcut"].what
-
-
 def test_unreadable_images_count_in_the_classes_but_not_in_the_sizes() -> None:
     made = records({("", "benign"): 20, ("", "malignant"): 20}, groups=True)
     made[:2] = [

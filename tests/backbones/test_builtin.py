@@ -65,7 +65,7 @@ def test_another_backbone_is_never_warned_about(bert_backbone):
 
 
 def test_of_rows_with_deeper_features_only_the_global_one_counts(builtin):
-    pixels = to_pixels([render("histology", 0, seed=901, index=0).image], builtin.preprocessing)
+    pixels = to_pixels([render("cxr", 0, seed=901, index=0).image], builtin.preprocessing)
     both = builtin.encode_images(pixels, deep=True)
     assert both.rows.shape[1] > builtin.embed_dim
     np.testing.assert_array_equal(

@@ -35,7 +35,7 @@ def test_pooling_is_the_formula_case_by_case(tau: float) -> None:
         np.testing.assert_allclose(row.numpy(), expected, atol=1e-9)
 
 
-def test_a_shift_of_all_logits_of_a_image_changes_nothing() -> None:
+def test_a_shift_of_all_logits_of_an_image_changes_nothing() -> None:
     z, case = image_logits(2)
     shift = torch.randn(len(z), 1, dtype=z.dtype)
     for normal in ((), (0,), (0, 2)):
@@ -43,7 +43,7 @@ def test_a_shift_of_all_logits_of_a_image_changes_nothing() -> None:
         torch.testing.assert_close(pooling.logits(z + shift, case), pooling.logits(z, case))
 
 
-def test_a_multiple_of_the_mean_of_the_case_is_subtracted_but_not_from_a_image_alone() -> None:
+def test_a_multiple_of_the_mean_of_the_case_is_subtracted_but_not_from_an_image_alone() -> None:
     z = torch.tensor([[0.0, 6.0], [0.0, 3.0], [0.0, 0.0], [0.0, 5.0]])
     case = torch.tensor([0, 0, 0, 1])
     fitted = Pooling(0.0, 2.0, (), (0,), 0.5).logits(z, case)[:, 1]

@@ -174,7 +174,9 @@ def test_a_small_step_uses_one_thread_and_gives_the_others_back(
 
 def test_a_cut_checkpoint_is_noticed(tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
-    state = TrainingState(torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1))
+    state = TrainingState(
+        torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1), torch.zeros(0)
+    )
     checkpoint.save(state)
     assert checkpoint.load().epoch == 4
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:40])

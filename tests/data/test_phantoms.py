@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFilter
+from PIL import Image
 
 from ogkd.data.phantoms import PHANTOMS, SPLITS, phantom, render, render_volume, write_folder
 from ogkd.errors import ConfigError, DataError
@@ -78,36 +78,19 @@ def test_another_seed_index_label_or_stream_gives_another_image(
         assert not np.array_equal(one, other.image)
 
 
-def test_healthy_lesion_datasets_have_an_empty_mask_and_sick_ones_do_not() -> None:
-    for name in ("mri-brain", "us-breast", "ct-kidney"):
-        assert render(name, 0, seed=0, index=0).mask.max() == 0
-        assert render(name, 1, seed=0, index=0).mask.max() > 200
-
-
-def _contrast(name: str, label: int, index: int) -> float:
-    """How much darker or brighter than what is around it a finding is, in grey levels."""
-    drawn = render(name, label, seed=3, index=index)
-    inside = drawn.mask > 200
-    near = np.asarray(Image.fromarray(drawn.mask).filter(ImageFilter.MaxFilter(15)))
-    around = (near > 0) & (drawn.mask == 0)
-    grey = drawn.image[..., 0].astype(float)
-    return float(abs(np.median(grey[inside]) - np.median(grey[around])))
-
-
-@pytest.mark.parametrize(("name", "label"), [("ct-kidney", 1), ("mri-brain", 1), ("mri-brain", 3)])
-def test_a_finding_can_be_told_from_what_is_around_it(name: str, label: int) -> None:
-    found = sorted(_contrast(name, label, index) for index in range(40))
-    assert found[8] > 22, "one finding in five is hardly visible"
+def test_a_healthy_image_has_an_empty_mask_and_a_sick_one_does_not() -> None:
+    assert render("us-breast", 0, seed=0, index=0).mask.max() == 0
+    assert render("us-breast", 1, seed=0, index=0).mask.max() > 200
 
 
 def test_the_finding_is_in_as_many_neighbouring_slices_as_asked_for() -> None:
     options = {"seed": 1, "index": 0, "size": 64}
-    voxels, affected = render_volume("ct-kidney", 1, slices=12, share=0.3, **options)  # type: ignore[arg-type]
+    voxels, affected = render_volume("us-breast", 1, slices=12, share=0.3, **options)  # type: ignore[arg-type]
     assert len(affected) == 3
     assert not voxels[:, :, [0, -1]].any()
-    again, _ = render_volume("ct-kidney", 1, slices=12, share=0.3, **options)  # type: ignore[arg-type]
+    again, _ = render_volume("us-breast", 1, slices=12, share=0.3, **options)  # type: ignore[arg-type]
     assert (voxels == again).all()
-    assert not render_volume("ct-kidney", 0, slices=4, **options)[1]  # type: ignore[arg-type]
+    assert not render_volume("us-breast", 0, slices=4, **options)[1]  # type: ignore[arg-type]
 
 
 def test_a_folder_has_the_splits_classes_and_numbers_asked_for(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_answers_are_counted_by_the_limits_of_the_calibration() -> None:
     )
     result = evaluate_predictions(test, calibration=calibration, resamples=0)
     p = test.probabilities(calibration)
-    limits = calibration.limits(sensitivity=0.9)
+    limits = calibration.limits()
     assert all((limit > 0).all() for limit in limits)
     for f, name in enumerate(TASK.names):
         row = result["per_finding"][name]

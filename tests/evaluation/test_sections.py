@@ -6,7 +6,6 @@ import copy
 import json
 
 import numpy as np
-import pytest
 
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.evaluation import Evaluation, evaluate_predictions
@@ -46,18 +45,6 @@ def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     assert dict(rows)["Specificity"] == "80.0"
     _, rows = section(result, "Confusion matrix")
     assert rows[0] == ("cyst", "40 (80 %)", "10 (20 %)", "0 (0 %)")
-
-
-@pytest.mark.parametrize(
-    ("sure", "words"),
-    [(0.95, "it is overconfident"), (0.85, "about right"), (0.6, "it is underconfident")],
-)
-def test_confidence_is_compared_with_accuracy(sure, words):
-    result = outcome([[40, 10], [5, 45]])
-    result["reliability"] = [{"images": 100, "confidence": sure, "accuracy": 0.85}]
-    text, _ = section(result, "Summary")
-    assert words in text
-    assert "ogkd calibrate" in text
 
 
 def test_a_spread_that_is_no_evidence_is_not_shown():

@@ -127,9 +127,3 @@ def test_nothing_is_promised_of_images_that_the_model_learned_from():
     assert found["interval"] is found["better_than_guessing"] is None
     assert "cannot be ruled out" not in found["text"]
     assert "interval" not in found["text"]
-
-
-def test_a_class_with_few_images_is_only_a_hint():
-    found = judge([[28, 1, 1], [1, 28, 1], [4, 3, 8]])
-    assert found["weakest"]["class"] == "normal"
-    assert "With 15 images of 'normal' this is only a hint" in found["advice"]

@@ -18,8 +18,8 @@ from world import fit
 def world(tmp_path_factory):
     """Phantoms with labels, and a drawer of others without."""
     root = tmp_path_factory.mktemp("pool")
-    write_folder("histology", root / "data", splits={"train": 4, "test": 4}, seed=1)
-    write_folder("histology", root / "more", splits={"train": 6}, seed=2)
+    write_folder("us-breast", root / "data", splits={"train": 4, "test": 4}, seed=1)
+    write_folder("us-breast", root / "more", splits={"train": 6}, seed=2)
     drawer = root / "drawer"
     drawer.mkdir()
     for number, image in enumerate(sorted((root / "more").rglob("*.png"))):

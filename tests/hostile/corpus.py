@@ -114,7 +114,7 @@ LINES = {
     "evaluate": "evaluate {model} {data} --resamples 0",
     "calibrate": "calibrate {copy} {data} --split test",
     "embed": "embed {image} --backbone builtin --out e.safetensors",
-    "phantoms": "phantoms histology --train 1 --test 0 --out new",
+    "phantoms": "phantoms endoscopy --train 1 --test 0 --out new",
     "prompts new": "prompts new --classes a,b --out b.json",
     "prompts check": "prompts check b.json",
     "bench run": "bench run {grid} --workers 0 --out new",
@@ -129,7 +129,7 @@ MORE = {
     "evaluate data, skip": "evaluate {model} {bad} --resamples 0 --on-error skip",
 }
 FILLED = {"model": "{model}", "models": "{model}", "runs": "{runs}", "grid": "{grid}"}
-FILLED |= {"image": "{image}", "images": "{image}", "name": "histology", "onnx": "new.onnx"}
+FILLED |= {"image": "{image}", "images": "{image}", "name": "endoscopy", "onnx": "new.onnx"}
 SOME = (  # what options meet
     *("absent", "empty", "noise", "pipe", "endless device", "loop of links", "no home", "address"),
     *("long name", "zero in name", "markup", "folder", "json, deep", "toml, deep"),
@@ -186,7 +186,7 @@ def _required(command: Any) -> Iterator[str]:
 MODEL_FILES = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
 
 GRID = """data = "phantoms"
-datasets = ["histology"]
+datasets = ["endoscopy"]
 methods = ["zero-shot", "gda"]
 backbone = "builtin"
 seeds = [1]

@@ -7,6 +7,7 @@ with OGKD_HOSTILE=all (`make hostile`) every reader meets 10,000 files.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import openpyxl
 import pytest
 import torch
 from PIL import Image
@@ -227,12 +229,21 @@ def records(content):
     return mutants.either(mutants.json_files(value), resealed)
 
 
+def sheet():
+    book, memory = openpyxl.Workbook(), io.BytesIO()
+    for row in TABLE.decode().split():
+        book.active.append(row.split(","))
+    book.save(memory)
+    return memory.getvalue()
+
+
 ROWS = [["a/1.png", 0, "benign"], ["b/2.png", 1, "malignant"]]
 SPLIT = {"train": ROWS, "val": [["b/3.png", 1, "malignant"]], "test": [["a/4.png", 0, "benign"]]}
 TABLE = b"path,label,split,patient\na.png,benign,train,1\nb.png,malignant,test,2\n"
 FEATURES = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
 READERS = {
-    "t.csv": (valid_dataset, mutants.damaged([TABLE])),
+    "t.csv": (valid_dataset, mutants.damaged([TABLE, TABLE.decode().encode("utf-16")])),
+    "t.xlsx": (valid_dataset, mutants.damaged([sheet()])),
     "split.json": (valid_dataset, mutants.json_files(SPLIT)),
     "support.safetensors": (
         valid_support,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import NAMES, make_support, text_of, unit
+from toys import NAMES, make_support, pixel_support, text_of, unit
 
 import ogkd
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate
 from ogkd.methods import METHODS, make_method, presets
-from ogkd.model.card import BackboneCard, ModelCard
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
 
@@ -36,6 +36,8 @@ def quick(name):
 def support_of(method, backbone, counts=(3, 3, 3), **options):
     grid = backbone.patch_grid[0] * backbone.patch_grid[1] if method.uses_patches else 0
     options = {"spread": 1.3, "validation": 2 if method.uses_validation else 0, **options}
+    if method.needs_pixels:
+        return pixel_support(counts, backbone, options.get("views", 1), options.get("seed", 0))
     return make_support(counts, d=backbone.embed_dim, grid=grid, **options)
 
 
@@ -45,18 +47,7 @@ def fit(method, supports, text, seeds=(1,)):
 
 
 def classifier_of(method, head, backbone):
-    card = ModelCard(
-        method=method.name,
-        config=method.config.model_dump(mode="json"),
-        asks=OneOf(NAMES[:3]).as_json(),
-        backbone=BackboneCard.of(backbone),
-        logit_scale=backbone.logit_scale,
-        prompts_sha256="",
-        data_sha256="",
-        support_counts=(3, 3, 3),
-        seed=1,
-        versions={},
-    )
+    card = ModelCard.of(method, OneOf(NAMES[:3]), backbone)
     return Classifier(backbone, head, card)
 
 

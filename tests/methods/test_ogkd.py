@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import normalize
-from toys import batch_of, quick, text_of, two_views, unit
+from toys import batch_of, text_of, two_views, unit
 
 from ogkd.core.batches import Batch
 from ogkd.errors import ConfigError
@@ -52,30 +52,6 @@ def test_unknown_names_are_answered_with_the_known_ones():
     ):
         with pytest.raises(ConfigError, match=nearest):
             make_method(**given)
-
-
-def make_normal(gamma, gamma_normal, normal):
-    bank = [unit(4, 8, seed=10 + c) for c in range(3)]
-    config = OGKDConfig(gamma=gamma, gamma_normal=gamma_normal)
-    return OGKDObjective(config, bank, 30.0, "cpu", normal=normal)
-
-
-def test_gamma_of_normal_classes_is_their_own_in_both_distillations():
-    batch, T_hat = make_batch(), unit(1, 3, 8, seed=5)
-    terms = make_normal(0.6, 0.0, normal=(1,))(T_hat, batch)
-    expected = make_normal((0.6, 0.0, 0.6), None, normal=())(T_hat, batch)
-    plain = make_normal(0.6, None, normal=(1,))(T_hat, batch)
-    for name in ("total", "gad", "lgd"):
-        assert torch.equal(terms[name], expected[name]), name
-        assert not torch.equal(terms[name], plain[name]), name
-
-
-def test_gamma_normal_without_a_normal_class_is_refused(bert_backbone):
-    method = quick("ogkd", gamma_normal=0)
-    with pytest.raises(ConfigError, match=r"gamma_normal is 0.*none of the 3 classes"):
-        method.fit(two_views(bert_backbone), text_of(bert_backbone), seed=1)
-    with pytest.raises(ConfigError, match="gamma_normal"):
-        make_method("ogkd", settings={"gamma_normal": 1.5})
 
 
 def test_the_papers_ablations_are_presets():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import LEARNERS, fit, quick, text_of, two_views, unit
+from toys import LEARNERS, fit, quick, support_for, text_of, two_views, unit
 
 from ogkd.errors import Interrupted
 from ogkd.methods import TrainingFolder, make_method, presets
@@ -12,7 +12,7 @@ from ogkd.methods import TrainingFolder, make_method, presets
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tmp_path):
-    support = two_views(bert_backbone)
+    support = support_for(name, bert_backbone)
     (whole,) = fit(quick(name), bert_backbone, support)
     seen = []
 
@@ -59,13 +59,13 @@ def test_only_biomedcoop_and_ogkd_leave_the_text_towers_dropout_on(
 ):
     seen, encode = [], bert_backbone.encode_text
 
-    def watch(embeddings, tokens, *, dropout=None):
-        if embeddings.requires_grad:
+    def watch(embeddings, tokens, *, dropout=None, **options):
+        if embeddings.requires_grad or options:
             seen.append(dropout is not None)
-        return encode(embeddings, tokens, dropout=dropout)
+        return encode(embeddings, tokens, dropout=dropout, **options)
 
     monkeypatch.setattr(bert_backbone, "encode_text", watch)
-    fit(quick(name), bert_backbone, two_views(bert_backbone))
+    fit(quick(name), bert_backbone, support_for(name, bert_backbone))
     *training, _ = seen  # the last pass may be that of the learned texts
     assert set(training) == {name in ("biomedcoop", "ogkd")}
 
@@ -123,7 +123,7 @@ def test_the_released_settings_are_presets(name, preset, setting, value):
 @pytest.mark.parametrize("name", LEARNERS)
 def test_what_was_learned_serves_other_classes(name, bert_backbone):
     method, v = quick(name), unit(5, bert_backbone.embed_dim, seed=99)
-    (head,) = fit(method, bert_backbone, two_views(bert_backbone))
+    (head,) = fit(method, bert_backbone, support_for(name, bert_backbone))
     other = method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
     assert other.shape == (2, bert_backbone.embed_dim)
     torch.testing.assert_close(other.logits(v)[:, 1], head.logits(v)[:, 0], atol=1e-4, rtol=1e-4)

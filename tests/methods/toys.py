@@ -68,9 +68,26 @@ def make_support(
     return Support(FixedViews(features), labels, held)
 
 
+def pixel_support(counts: tuple[int, ...], backbone: Any, views: int = 1, seed: int = 0) -> Support:
+    """Pixels of images that are brighter the higher their label, for methods that tune towers."""
+    labels = torch.cat([torch.full((n,), label) for label, n in enumerate(counts)])
+    size = backbone.preprocessing.size
+    noise = torch.randn(
+        len(labels), views, 3, size, size, generator=torch.Generator().manual_seed(seed)
+    )
+    return Support(FixedViews(ImageFeatures(noise + labels.view(-1, 1, 1, 1, 1))), labels)
+
+
 def two_views(backbone: Any, seed: int = 0, views: int = 2) -> Support:
     """Two images of each of three classes, with patches."""
     return make_support((2, 2, 2), d=backbone.embed_dim, views=views, seed=seed, grid=4, spread=1.3)
+
+
+def support_for(name: str, backbone: Any) -> Support:
+    """Two images of each of three classes: features with patches, or pixels."""
+    if METHODS[name].needs_pixels:
+        return pixel_support((2, 2, 2), backbone)
+    return two_views(backbone)
 
 
 def fit_head(name: str, support: Support, text: Any = None, seed: int = 1, **settings: Any) -> Head:

@@ -56,13 +56,21 @@ def test_a_saved_model_predicts_the_same_bits(fitted, test_files):
 def test_a_model_folder_is_small_and_holds_no_pickle_and_no_path(fitted, data, clip):
     _, out = fitted
     names = {path.name for path in out.iterdir()}
-    files = {"model.json", "weights.safetensors", "support.safetensors", "training.jsonl"}
+    files = {
+        "README.md",
+        "model.json",
+        "weights.safetensors",
+        "support.safetensors",
+        "training.jsonl",
+    }
     assert names == files
     assert (out / "weights.safetensors").stat().st_size < 1_000_000
+    for name in ("model.json", "README.md"):
+        text = (out / name).read_text()
+        assert ".png" not in text
+        assert str(data) not in text
+        assert str(clip) not in text
     text = (out / "model.json").read_text()
-    assert ".png" not in text
-    assert str(data) not in text
-    assert str(clip) not in text
     assert json.loads(text)["backbone"]["name"] == clip.name
 
 

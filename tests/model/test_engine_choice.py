@@ -10,7 +10,7 @@ import pytest
 import ogkd
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.engines import half_problem, with_engine
-from ogkd.errors import BackboneError, ConfigError
+from ogkd.errors import BackboneError
 from ogkd.model.load import load
 from tiny_data import FAST, write_dataset
 
@@ -44,8 +44,3 @@ def test_the_engine_of_the_fit_is_kept_and_another_used_only_where_it_is_asked_f
     answers, expected = fast.predict_proba(images), here.predict_proba(images)
     np.testing.assert_allclose(answers, expected, atol=0.1)
     assert not np.array_equal(answers, expected)
-
-
-def test_an_unknown_engine_is_refused_before_anything_is_loaded(data: Path) -> None:
-    with pytest.raises(ConfigError, match="tensorrt"):
-        ogkd.fit(data, backbone="builtin", engine="tensorrt")

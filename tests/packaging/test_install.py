@@ -21,7 +21,7 @@ def pins(file):
 
 
 def needed():
-    for extra in ("dicom", "serve", "onnx", "ray", "audit", "prompts", "bench"):
+    for extra in ("dicom", "serve", "onnx", "ray", "audit", "prompts", "bench", "excel"):
         yield from PROJECT["optional-dependencies"][extra]
     yield from PROJECT["dependencies"]
 

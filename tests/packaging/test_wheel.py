@@ -95,7 +95,7 @@ def test_version_methods_and_catalogues_are_read_from_the_wheel(installed, tmp_p
 
 
 def test_a_model_is_fitted_and_reported_from_the_wheel(installed, tmp_path):
-    run(installed, tmp_path, "phantoms histology --out d --train 4 --val 0 --test 2")
+    run(installed, tmp_path, "phantoms endoscopy --out d --train 4 --val 0 --test 2")
     run(installed, tmp_path, "fit d --method fused --out m --shots 2")
     run(installed, tmp_path, "evaluate m d --split test --report r.html --resamples 20")
     assert (tmp_path / "r.html").stat().st_size > 50_000

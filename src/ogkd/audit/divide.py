@@ -16,7 +16,7 @@ from ogkd.data.case import Dataset
 from ogkd.data.divide import complete_splits
 from ogkd.data.names import first_lines
 from ogkd.data.splits import yields
-from ogkd.data.tables import csv_text, relative_to, writable
+from ogkd.data.tables import Row, relative_to, writable
 from ogkd.data.task import Target
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
@@ -165,14 +165,14 @@ def unusable(
     return reasons, known
 
 
-def left_out_text(division: Division, folder: Path) -> str:
+def left_out_rows(division: Division, folder: Path) -> list[Row]:
     """A table of what is left out and why, for a file in `folder`."""
     relative = relative_to(folder)
-    rows = [["path", "label", "why", "reason"]]
+    rows: list[Row] = [["path", "label", "why", "reason"]]
     for image in division.left_out:
         path = relative(image.image) if writable(image.image) else ascii(str(image.image))
         rows.append([path, escape_formula(image.label), image.kind, escape_formula(image.reason)])
-    return csv_text(rows)
+    return rows
 
 
 def _similar(audit: Audit, good: Sequence[int]) -> list[list[int]]:

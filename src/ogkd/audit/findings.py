@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from ogkd.files import read_toml
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
-_TELLING = 0.5  # share of the images beyond the largest class that a shortcut gets right
-_COMMON = 10  # images with one size, before the size can say anything about the class
 _SMALL = 32  # pixels
 
 
@@ -110,7 +108,6 @@ def data_findings(facts: Facts, records: Sequence[Record]) -> Iterator[Finding]:
     if facts.imbalance is not None and facts.imbalance >= _UNEVEN:
         yield _finding("imbalance", times=facts.imbalance)
     yield from _groups(facts, records)
-    yield from _shortcuts(records)
     tiny = [
         Occurrence((record.file,), f"{image.width} x {image.height}")
         for record in records
@@ -140,35 +137,6 @@ def _groups(facts: Facts, records: Sequence[Record]) -> Iterator[Finding]:
         if len(files) > 1
     ]
     yield from _counted("group-leak", shared)
-
-
-def _shortcuts(records: Sequence[Record]) -> Iterator[Finding]:
-    """Properties of the files, not of what they show, that give the class away."""
-    seen = [(record.label, record.image) for record in records if record.image is not None]
-    labels = [label for label, _ in seen]
-    properties: dict[str, list[Hashable]] = {
-        "size": [(image.width, image.height) for _, image in seen],
-        "colour (grey or not)": [image.gray for _, image in seen],
-    }
-    for name, values in properties.items():
-        accuracy, baseline = _accuracy_from(values, labels)
-        if baseline < 1 and (accuracy - baseline) / (1 - baseline) >= _TELLING:
-            yield _finding("shortcut", name=name, accuracy=100 * accuracy, baseline=100 * baseline)
-
-
-def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[float, float]:
-    """Accuracy of guessing each frequent value's commonest class, and of the commonest overall."""
-    if not labels:
-        return 0.0, 1.0
-    tables: dict[Hashable, Counter[str]] = defaultdict(Counter)
-    for value, label in zip(values, labels, strict=True):
-        tables[value][label] += 1
-    (common, most), *_ = Counter(labels).most_common(1)
-    right = sum(
-        table.most_common(1)[0][1] if table.total() >= _COMMON else table[common]
-        for table in tables.values()
-    )
-    return right / len(labels), most / len(labels)
 
 
 def _duplicates(task: Task, records: Sequence[Record], duplicates: Duplicates) -> Iterator[Finding]:

@@ -123,12 +123,24 @@ class BertTower(nn.Module):
         table: nn.Embedding = self.bert.embeddings.word_embeddings
         return table
 
-    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        tokens: Tokens,
+        dropout: TextDropout | None,
+        change: Any = None,
+    ) -> Tensor:
         """Features [B, d], not normalised."""
         means = self.pooling in ("mean_pooler", "early_mean")
         early = _EARLY if self.pooling == "early_mean" else ()
         hidden = bert_hidden(
-            self.bert, embeddings, tokens.mask, dropout, first_only=not means, early=early
+            self.bert,
+            embeddings,
+            tokens.mask,
+            dropout,
+            first_only=not means,
+            early=early,
+            change=change,
         )
         features: Tensor = self.proj(self._pool(hidden, tokens.mask))
         return features
@@ -165,6 +177,7 @@ def bert_hidden(
     *,
     first_only: bool = False,
     early: Collection[int] = (),
+    change: Any = None,
 ) -> Tensor:
     """Last hidden states [B, L, w] of a BertModel for word embeddings [B, L, w].
 
@@ -189,6 +202,8 @@ def bert_hidden(
     states = []
     for number, layer in enumerate(model.encoder.layer):
         queries = rows
+        if change is not None:
+            hidden = rows.take(change.text(number, rows.put_back(hidden)))
         if first_only and number == last:
             queries = _Rows(mask[:, :1])
         attended, hidden = _attention(layer.attention.self, hidden, rows, queries, config, dropout)

@@ -146,9 +146,12 @@ class ResNetTower(nn.Module):
         self.head = MapAttention(spec) if spec.head == "attention" else MapProjection(spec)
 
     def forward(
-        self, pixels: Tensor, *, patches: bool, deep: bool = False
+        self, pixels: Tensor, *, patches: bool, deep: bool = False, change: None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Global features [B, d] and, if wanted, patches [B, P, d]; there are no deeper ones."""
+        """Global features [B, d] and, if wanted, patches [B, P, d]; there are no deeper ones.
+
+        It has no blocks of tokens that a `change` could see.
+        """
         values = self.bn1(self.conv1(pixels)).relu()
         if self.spec.pools:
             values = self.bn2(self.conv2(values)).relu()

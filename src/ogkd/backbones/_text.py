@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,19 +57,27 @@ class TextTower(nn.Module):
         if spec.summary_pad is not None:
             self.summary = nn.Parameter(torch.empty(spec.width))
 
-    def forward(self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None) -> Tensor:
+    def forward(
+        self,
+        embeddings: Tensor,
+        tokens: Tokens,
+        dropout: TextDropout | None,
+        change: Any = None,
+    ) -> Tensor:
         """Features [B, d], not normalised."""
         if self.spec.summary_pad is not None:
-            return self._summarised(embeddings, tokens.mask)
+            return self._summarised(embeddings, tokens.mask, change)
         hidden = embeddings + self.positions.weight[: embeddings.shape[1]]
         rate, causal = self.spec.dropout, self.spec.end is not None
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if change is not None:
+                hidden = change.text(number, hidden)
             hidden = block(hidden, causal=causal, dropout=dropout, rate=rate)
         rows = torch.arange(len(hidden), device=hidden.device)
         features: Tensor = self.proj(self.norm(hidden[rows, self.ends(tokens)]))
         return features
 
-    def _summarised(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+    def _summarised(self, embeddings: Tensor, mask: Tensor, change: Any) -> Tensor:
         """CONCH's reading: the vector stands at the last position and attends to the text.
 
         As published, its mask is one position too late: it also attends to the padding after the
@@ -86,7 +95,9 @@ class TextTower(nn.Module):
         reads[:, -1] = False
         reads[:, -1, 0] = True
         reads[:, -1, 1 : mask.shape[1] + 1] = mask
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            if change is not None:
+                hidden = change.text(number, hidden)
             hidden = block(hidden, mask=reads.unsqueeze(1))
         features: Tensor = self.proj(self.norm(hidden[:, -1]))
         return features

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import normalize
 
 from ogkd.backbones._frozen import release_pages
-from ogkd.backbones._resnet import ResNetTower
 from ogkd.backbones._tokenizer import Tokenizer
-from ogkd.backbones._vit import ImageTower
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.backbones.builtin import phantom_domain
 from ogkd.errors import BackboneError
@@ -31,7 +30,7 @@ class Towers(nn.Module):
     `pads_fully`: whether texts must be padded to the full context.
     """
 
-    def __init__(self, image: ImageTower | ResNetTower, text: Any) -> None:
+    def __init__(self, image: Any, text: Any) -> None:
         super().__init__()
         self.image, self.text = image, text
         self.logit_scale = nn.Parameter(torch.empty(()))
@@ -41,6 +40,8 @@ class TowersBackbone(Backbone):
     """Two frozen towers and a tokenizer."""
 
     float32: TowersBackbone | None = None  # the original of one that encodes in half precision
+    unchanged: TowersBackbone | None = None  # the original of one whose towers are changed
+    change: Any = None  # of the image tower (ogkd.backbones.changes)
 
     def __init__(
         self,
@@ -78,9 +79,18 @@ class TowersBackbone(Backbone):
         pixels = pixels.to(self.device, torch.float32)
         half = HALVES.get(self.engine)
         with torch.autocast(self.device.type, half) if half else nullcontext():
-            image, parts, inner = self.model.image(pixels, patches=patches, deep=deep)
+            image, parts, inner = self.model.image(
+                pixels, patches=patches, deep=deep, change=self.change
+            )
         wanted = normalize(parts.float(), dim=-1) if patches else None
         return ImageFeatures(normalize(image.float(), dim=-1), wanted, inner)
+
+    def tuned_globals(self, pixels: Tensor, change: Any) -> Tensor:
+        """Global features [B, d], differentiable in what a change was made from."""
+        options = {"patches": False, "change": change}
+        given = (pixels.to(self.device, torch.float32),)
+        image = functional_call(self.model.image, dict(change.image_weights), given, options)[0]
+        return normalize(image, dim=-1)
 
     def out_of_domain(self, features: NDArray[np.float32]) -> NDArray[np.bool_] | None:
         domain = phantom_domain()
@@ -102,7 +112,12 @@ class TowersBackbone(Backbone):
         return embeddings
 
     def encode_text(
-        self, embeddings: Tensor, tokens: Tokens, *, dropout: TextDropout | None = None
+        self,
+        embeddings: Tensor,
+        tokens: Tokens,
+        *,
+        dropout: TextDropout | None = None,
+        change: Any = None,
     ) -> Tensor:
         expected = (*tokens.ids.shape, self.text_width)
         if tuple(embeddings.shape) != expected:
@@ -117,8 +132,11 @@ class TowersBackbone(Backbone):
                 f"{self.context_length}.",
                 argument="tokens",
             )
-        moved = embeddings.to(self.device)
-        return normalize(self.model.text(moved, self._here(tokens), dropout), dim=-1)
+        given = embeddings.to(self.device), self._here(tokens), dropout
+        if change is None:
+            return normalize(self.model.text(*given), dim=-1)
+        weights = dict(change.text_weights)
+        return normalize(functional_call(self.model.text, weights, (*given, change)), dim=-1)
 
     def _here(self, tokens: Tokens) -> Tokens:
         return Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))

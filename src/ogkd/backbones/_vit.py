@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,18 +135,17 @@ class ImageTower(nn.Module):
         self.head = _head(spec)
 
     def forward(
-        self, pixels: Tensor, *, patches: bool, deep: bool = False
+        self, pixels: Tensor, *, patches: bool, deep: bool = False, change: Any = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Global features [B, d] and, if wanted, patches [B, P, d] and deep [B, D].
 
-        Only the deeper features are normalised.
+        Only the deeper features are normalised. A `change` sees what enters each block.
         """
+        encode = partial(self._encode, patches=patches, deep=deep, change=change)
         if self.spec.whole or pixels.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._encode(pixels, patches=patches, deep=deep)
+            return encode(pixels)
         chunks = pixels.split(self._at_once())
-        images, *others = zip(
-            *(self._encode(chunk, patches=patches, deep=deep) for chunk in chunks), strict=True
-        )
+        images, *others = zip(*map(encode, chunks), strict=True)
         parts, inner = (
             None if kind[0] is None else torch.cat([part for part in kind if part is not None])
             for kind in others
@@ -160,7 +161,7 @@ class ImageTower(nn.Module):
         return final
 
     def _encode(
-        self, pixels: Tensor, *, patches: bool, deep: bool
+        self, pixels: Tensor, *, patches: bool, deep: bool, change: Any
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         spec = self.spec
         hidden = self.first_tokens(pixels)
@@ -169,9 +170,12 @@ class ImageTower(nn.Module):
         wanted = deep_blocks(spec.depth) if deep else ()
         states = []
         for number, block in enumerate(self.blocks, start=1):
+            if change is not None:
+                hidden = change.image(number - 1, hidden)
             hidden = block(hidden, first_only=first_only and number == spec.depth)
             if number in wanted:
-                states.append(hidden)
+                states.append(hidden[:, : self.pos_embed.shape[1]])
+        hidden = hidden[:, : self.pos_embed.shape[1]]  # without tokens that a change added
         image, parts = self._project(self.norm(hidden), patches=patches)
         # A class token that is not read is left out: nothing was trained to read it.
         skipped = 0 if self.has_class_token else spec.first

@@ -65,7 +65,7 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-def _download(
+def hub_files(
     hub_id: str, *names: str, revision: str = "main", dataset: bool = False
 ) -> dict[str, Path]:
     """Those of a repository's files that there are; without a network, those in the hub's cache."""
@@ -133,7 +133,7 @@ def fetch(record: Record) -> Path:
         if folder := present(record):
             return folder
         revision, dataset = record.revision or "main", record.dataset
-        get = partial(_download, record.hub_id, revision=revision, dataset=dataset)
+        get = partial(hub_files, record.hub_id, revision=revision, dataset=dataset)
         markers = get(*{kind.marker: None for kind in FORMATS.values()})
         kind = record.format
         if kind is None and markers:
@@ -145,7 +145,7 @@ def fetch(record: Record) -> Path:
         if kind == "open_clip":
             files = _open_clip_files(files, markers.get(marker))
         if record.texts:
-            files = _download(record.texts, *_TOKENIZER) | files
+            files = hub_files(record.texts, *_TOKENIZER) | files
         usual = FORMATS[kind].weights if kind in FORMATS else PLAIN_WEIGHTS
         names = (record.weights,) if record.weights else usual
         weights = [path for name in names for path in get(name).values()][:1]
@@ -187,7 +187,7 @@ def _text_files(marker: Path, have: Iterable[str]) -> dict[str, Path]:
     ):
         hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if hub_id.count("/") == 1 and not enough & set(have):
-            files |= _download(hub_id, *names)
+            files |= hub_files(hub_id, *names)
     return files
 
 

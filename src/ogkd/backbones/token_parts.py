@@ -34,7 +34,8 @@ def split_products(backbone: Backbone, pixels: Tensor, W: Tensor) -> Parts | Non
     D is the width of the global feature, or of `ImageFeatures.rows` with its deeper parts.
     """
     tower = getattr(getattr(backbone, "model", None), "image", None)
-    if backbone.engine != "torch" or not isinstance(tower, ImageTower):
+    changed = getattr(backbone, "change", None) is not None
+    if backbone.engine != "torch" or changed or not isinstance(tower, ImageTower):
         return None
     if not tower.has_class_token or not isinstance(tower.head, nn.Linear | nn.Identity):
         return None

@@ -43,7 +43,6 @@ class Paper(FrozenRecord):
     backbone: str
     prompts: str
     graph_setting: str
-    normal_settings: tuple[str, ...]
 
 
 @cache
@@ -83,14 +82,6 @@ class Source(FrozenRecord):
     def benchmark(self) -> str | None:
         """The benchmark whose presets and normal classes it gets; None: it is none of them."""
         return None if self.phantom else known_as(self.name)
-
-    @property
-    def has_normal(self) -> bool:
-        if self.phantom:
-            return True
-        known = benchmarks().get(self.benchmark or "")
-        marked = set() if known is None else set(known.normal)
-        return bool(marked & set(self.class_names) or normal_labels(self.class_names, None))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.data.names import SPLITS
 from ogkd.errors import ConfigError, Interrupted, pluralize
-from ogkd.files import write_json, write_new
+from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
@@ -108,10 +108,10 @@ def _facts(record: Benchmark) -> dict[str, Any]:
 def check(
     data: opt.DataArgument,
     as_json: Annotated[
-        Path | None, Option("--json", help="Write all findings to this file.")
+        Path | None, opt.output_file("--json", help="Write all findings to this file.")
     ] = None,
     html: Annotated[
-        Path | None, Option("--html", help="Write a page with thumbnails to this file.")
+        Path | None, opt.output_file("--html", help="Write a page with thumbnails to this file.")
     ] = None,
     backbone: Annotated[
         str | None,
@@ -121,6 +121,7 @@ def check(
             help="Also look for suspicious labels, with this model (auto: as `fit` chooses).",
         ),
     ] = None,
+    columns: opt.ColumnsOption = None,
     slice: opt.SliceOption = None,
     cases: opt.CasesOption = None,
 ) -> None:
@@ -128,7 +129,6 @@ def check(
 
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
-    opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit.check import check_data, read_images
     from ogkd.audit.labels import require_cleanlab
     from ogkd.data.grouping import Grouping
@@ -138,7 +138,8 @@ def check(
 
     if backbone is not None:
         require_cleanlab()
-    dataset = read_images(data, Grouping.parse(cases, slice=slice))
+    grouping = Grouping.parse(cases, slice=slice)
+    dataset = read_images(data, grouping, columns=opt.read_columns(columns))
     images = dataset.images
     with decode_once():
         model = None
@@ -161,38 +162,46 @@ def check(
 @app.command("split")
 def split(
     data: opt.DataArgument,
-    out: Annotated[Path, Option("--out", "-o", help="The CSV file to write.")],
+    out: Annotated[Path, opt.output_file("--out", "-o", help="The table: .csv or .xlsx.")],
     shares: Annotated[
         str, Option(help="Sizes of train, val and test (or train and test), in any unit.")
     ] = "0.6,0.2,0.2",
     seed: Annotated[int, Option(min=0, help="Decides which image goes where.")] = 1,
     left_out: Annotated[
-        Path | None, Option(help="Write a CSV file of the images left out, with the reasons.")
+        Path | None,
+        opt.output_file(
+            "--left-out", help="Write a table of the images left out, with the reasons."
+        ),
     ] = None,
     findings: opt.FindingsOption = None,
+    columns: opt.ColumnsOption = None,
     slice: opt.SliceOption = None,
     cases: opt.CasesOption = None,
 ) -> None:
-    """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
+    """Divide a dataset into parts to learn from, calibrate and test on; writes a table.
 
     Each class, or each finding, is divided in the same proportions. Images of one
     patient or case stay together, and so do copies; unreadable files, repeated
     images and images with several labels are left out. Existing splits are kept,
     and a missing one is taken from train.
     """
-    opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.check import check_data, read_images
-    from ogkd.audit.divide import divide_checked, left_out_text
+    from ogkd.audit.divide import divide_checked, left_out_rows
     from ogkd.data.grouping import Grouping
-    from ogkd.data.tables import table_text
+    from ogkd.data.tables import table_rows, write_table
 
     wanted = _read_shares(shares)
-    dataset = read_images(data, Grouping.parse(cases), findings=opt.read_classes(findings))
+    dataset = read_images(
+        data,
+        Grouping.parse(cases),
+        findings=opt.read_classes(findings),
+        columns=opt.read_columns(columns),
+    )
     audit = check_data(data, Grouping.parse(slice=slice).apply(dataset))
     division = divide_checked(dataset, audit, shares=wanted, seed=seed)
-    write_new(out, table_text(division.dataset, out.parent))
+    write_table(out, table_rows(division.dataset, out.parent))
     if left_out is not None:
-        write_new(left_out, left_out_text(division, left_out.parent))
+        write_table(left_out, left_out_rows(division, left_out.parent))
     sizes = Counter(case.split for case in division.dataset.cases)
     _print_counts(dataset.task.noun, division.counts(), sizes)
     for line in division.notes():

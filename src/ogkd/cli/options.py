@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from typer import Argument, Option
 
+from ogkd import progress
 from ogkd.errors import ConfigError
 from ogkd.files import check_replaceable, write_atomically
 from ogkd.fitting.request import FitRequest
@@ -21,6 +22,7 @@ from ogkd.fitting.request import FitRequest
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
     from ogkd.data.case import Case
+    from ogkd.data.tables import Sheet
     from ogkd.features import EncodedBatch
     from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
@@ -43,6 +45,10 @@ ClassesOption = Annotated[
 FindingsOption = Annotated[
     str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
 ]
+ColumnsOption = Annotated[
+    str | None,
+    Option("--columns", metavar="NAME=HEADING,...", help=HELP["columns"]),
+]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 CasesOption = Annotated[str | None, Option(help=HELP["cases"])]
 SlicesOption = Annotated[str | None, Option(help=HELP["slices"])]
@@ -61,8 +67,42 @@ EngineOverride = Annotated[
     Option(help="Encode images with another engine than the fit: torch, bf16, fp16."),
 ]
 
+# Guarantees: `Policy` checks their values, `Decider` whether the model can give them
+MaxRiskOption = Annotated[
+    float | None,
+    Option(help="Abstain so that at most this share of the other predictions is wrong."),
+]
+CoverageOption = Annotated[
+    float | None,
+    Option(help="How often the set of classes contains the true one (default: 0.9)."),
+]
+SensitivityOption = Annotated[
+    float | None,
+    Option(
+        help="Several findings: answer no so that at least this share of the images with one is "
+        "not missed."
+    ),
+]
+
+OnErrorOption = Annotated[
+    Literal["stop", "skip"], Option(help="Unreadable files: stop and list them, or skip them.")
+]
+
+
 # Output
+def _replaceable(path: Path | None) -> Path | None:
+    if path is not None:
+        check_replaceable(path)
+    return path
+
+
+def output_file(*names: str, help: str) -> Any:
+    """An option for a file to write; refuses a folder, and a file that must not be replaced."""
+    return Option(*names, help=help, dir_okay=False, callback=_replaceable)
+
+
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+OutFile = Annotated[Path, output_file("--out", "-o", help="The file to write.")]
 
 
 @dataclass(frozen=True)
@@ -112,15 +152,18 @@ class EncodingOptions(RayOptions):
             say(f"Note: {what} {advice}")
         return [image.sliced(rule) for image in find_images(images)]
 
-    def find_cases(self, images: Sequence[Path]) -> list[Case]:
+    def find_cases(self, images: Sequence[Path], columns: str | None) -> list[Case]:
         """A case for each image in files, folders and tables."""
         from ogkd.data.case import unlabelled_cases
-        from ogkd.data.tables import read_unlabelled_table
+        from ogkd.data.tables import TABLES, read_unlabelled_table
 
+        names = read_columns(columns)
+        if names and not any(path.suffix.lower() in TABLES for path in images):
+            raise ConfigError("It has no effect without a table.", argument="columns")
         cases: list[Case] = []
         for path in images:
-            if path.suffix.lower() in (".csv", ".tsv"):
-                cases += read_unlabelled_table(path)
+            if path.suffix.lower() in TABLES:
+                cases += read_unlabelled_table(path, names)
             else:
                 cases += unlabelled_cases(self.find([path]))
         return cases
@@ -153,6 +196,20 @@ def split_list(text: str) -> list[str]:
 def read_classes(text: str | None) -> list[str] | None:
     """Split class names at commas. An empty name is kept, so that it is reported as one."""
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def read_columns(text: str | None) -> dict[str, str] | None:
+    """Headings of columns, as `path=Bild,label=Diagnose`."""
+    if text is None:
+        return None
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    columns = {name.strip(): heading.strip() for name, _, heading in pairs}
+    if len(columns) < len(pairs) or not all(columns.values()):
+        raise ConfigError(
+            f"columns takes each heading once, such as path=Bild,label=Diagnose, but is '{text}'.",
+            argument="columns",
+        )
+    return columns
 
 
 def read_prior(text: str | None) -> dict[str, float] | None:
@@ -191,23 +248,15 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def refuse_folders(**files: Path | None) -> None:
-    """Refuse folders, and files that a result must not replace, before any work is done."""
-    for option, file in files.items():
-        if file is not None and file.is_dir():
-            raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
-        if file is not None:
-            check_replaceable(file)
-
-
 def say(note: str) -> None:
-    """Print a line on standard error, so that it is kept out of results."""
-    typer.echo(note, err=True)
+    """Print a line on standard error, so that it is kept out of results; not with `--quiet`."""
+    if not progress.quiet:
+        typer.echo(note, err=True)
 
 
-def print_json(value: Any, *, ascii: bool = False) -> None:
-    """Print JSON; in ASCII if it may have file names, which need not be valid text."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=ascii))
+def print_json(value: Any) -> None:
+    """Print JSON in ASCII, because file names need not be valid text."""
+    typer.echo(json.dumps(value, indent=2))
 
 
 def print_table(
@@ -235,8 +284,14 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_csv(path: Path) -> Iterator[TextIO]:
-    """Open a text file that appears at `path` once everything is written."""
+def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
+    """Open a text file or sheet that appears at `path` once everything is written."""
+    from ogkd.data.tables import SHEET, Sheet
+
+    if path.suffix.lower() == SHEET:
+        with Sheet.at(path) as sheet:
+            yield sheet
+        return
     with (
         write_atomically(path, suffixes=(".csv", ".tsv", ".jsonl", ".txt")) as aside,
         # A file name that is not valid text is written as the bytes it consists of.

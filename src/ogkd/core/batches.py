@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -48,6 +48,8 @@ class Batch:
     globals: Tensor  # [S, B, d]
     labels: Tensor  # [S, B]
     patches: Tensor | None  # [S, B, P, d]
+    # What a learner that tunes the towers says about the images; its globals are pixels at first.
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def runs(self) -> list[Batch]:
         """The batch of each run, with S = 1."""

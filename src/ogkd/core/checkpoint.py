@@ -12,7 +12,7 @@ from torch import Tensor
 from ogkd.errors import ConfigError
 from ogkd.files import write_atomically
 
-_TENSORS = ("contexts", "momentum", "losses")
+_TENSORS = ("contexts", "momentum", "losses", "average")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class TrainingState:
     momentum: Tensor  # empty before the first step; Adam's two averages are stacked
     epoch: int  # epochs done
     losses: Tensor  # cross-entropy of each epoch and run [epoch, S]
+    average: Tensor  # the weighted sum of contexts so far; empty if the last ones are returned
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,6 @@ class Fidelity(BaseModel):
     fixed_teacher: bool = False
     # 22: the released loop leaves the text tower's dropout on; "frozen" in the paper.
     text_dropout: bool = True
-    # 4, eq. 5 and 11: neither makes the diffused teacher a distribution again.
-    normalise_target: bool = False
 
 
 RELEASED = Fidelity()

@@ -94,13 +94,12 @@ def gad(
     *,
     temperature: float = 1.0,
     normalisation: GadNormalisation = "batch_class",
-    normalise_target: bool = False,
 ) -> Tensor:
     """Global geometry-aware distillation on logits [.., B, C] (eq. 4-6).
 
     Σ_x Σ_c exp(ℓ*_tea) (ℓ*_tea - ℓ_stu), divided by B ("batch", the paper) or by B·C
-    ("batch_class", released, fidelity.md, 1). ℓ*_tea is used as `diffuse` gives it unless
-    `normalise_target`. With m = Σ_c exp(ℓ*_tea) the loss of an image is least at
+    ("batch_class", released, fidelity.md, 1). ℓ*_tea is used as `diffuse` gives it. With
+    m = Σ_c exp(ℓ*_tea) the loss of an image is least at
     p_stu = exp(ℓ*_tea)/m, where it is m·log m, often negative (fidelity.md, 4).
 
     >>> W = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
@@ -108,7 +107,7 @@ def gad(
     tensor(0.0357)
     """
     log_p = (student_logits / temperature).log_softmax(dim=-1)
-    target = _target(teacher_logits, W, gamma, temperature, normalise_target)
+    target = _target(teacher_logits, W, gamma, temperature)
     B, C = student_logits.shape[-2:]
     count = {"batch_class": B * C, "batch": B}[normalisation]
     return _kl_terms(target, log_p).sum(dim=(-2, -1)) / count
@@ -173,7 +172,6 @@ def lgd(
     variant: LgdVariant = "label_guided",
     temperature: float = 1.0,
     normalisation: LgdNormalisation = "batch_patch",
-    normalise_target: bool = False,
 ) -> Tensor:
     """Label-guided geometry distillation on patch logits [.., B, K, C] (eq. 10-13).
 
@@ -192,7 +190,7 @@ def lgd(
     """
     log_p = (student_logits / temperature).log_softmax(dim=-1)
     strengths = {"label_guided": gamma, "full": gamma, "full_no_geometry": 0.0}
-    target = _target(teacher_logits, W, strengths[variant], temperature, normalise_target)
+    target = _target(teacher_logits, W, strengths[variant], temperature)
     if variant == "label_guided":
         y = labels[..., None, None]  # [.., B, 1, 1]
         log_p, target = (torch.take_along_dim(u, y, dim=-1) for u in (log_p, target))
@@ -201,13 +199,10 @@ def lgd(
     return _kl_terms(target, log_p).sum(dim=(-3, -2, -1)) / count
 
 
-def _target(
-    teacher_logits: Tensor, W: Tensor, gamma: Gamma, temperature: float, normalise: bool
-) -> Tensor:
+def _target(teacher_logits: Tensor, W: Tensor, gamma: Gamma, temperature: float) -> Tensor:
     """Return the teacher's diffused log-probabilities, without gradient."""
     with torch.no_grad():
-        log_q = diffuse((teacher_logits / temperature).log_softmax(dim=-1), W, gamma)
-        return log_q.log_softmax(dim=-1) if normalise else log_q
+        return diffuse((teacher_logits / temperature).log_softmax(dim=-1), W, gamma)
 
 
 def _kl_terms(target: Tensor, log_p: Tensor) -> Tensor:

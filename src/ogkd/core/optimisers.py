@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 from torch import Tensor
 
 from ogkd.core.checkpoint import TrainingState
@@ -18,12 +18,14 @@ class TrainConfig(BaseModel):
     """Optimiser and schedule (fidelity.md, 23-26) with the released code's values.
 
     "sgd" is the released recipe. "adam" has a constant rate and drops no image; images that are
-    one batch stay in their order. `tolerance` and `enough` end a run (`converged`).
+    one batch stay in their order. "adamw" has the schedule of "sgd" and decoupled weight decay.
+    `tolerance` and `enough` end a run (`converged`). With `average`, (mean, deviation), the result
+    is the contexts of all epochs, epoch e weighted by N(e; mean, deviation), as in PromptSRC.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     epochs: int = Field(default=100, ge=1)
     tolerance: float = Field(default=0.0, ge=0, lt=1)  # 0: all epochs
     enough: float = Field(default=0.0, ge=0)  # cross-entropy of the images learned from; 0: none
@@ -35,6 +37,7 @@ class TrainConfig(BaseModel):
     warmup_lr: float = Field(default=1e-5, ge=0)
     drop_last: bool = True
     checkpoint_every: int = Field(default=5, ge=1)
+    average: tuple[PositiveFloat, PositiveFloat] | None = None  # None: those of the last epoch
 
 
 def learning_rate(epoch: int, config: TrainConfig) -> float:
@@ -47,25 +50,39 @@ def learning_rate(epoch: int, config: TrainConfig) -> float:
     return config.lr * (1 + math.cos(turn)) / 2
 
 
+def epoch_weights(config: TrainConfig, epochs: int) -> list[float]:
+    """The weight of each of so many epochs, the first numbered 1, in a Gaussian average: sum 1.
+
+    >>> epoch_weights(TrainConfig(average=(2.0, 1e-3)), 3)
+    [0.0, 1.0, 0.0]
+    """
+    assert config.average is not None
+    mean, deviation = config.average
+    exponents = [-(((epoch - mean) / deviation) ** 2) / 2 for epoch in range(1, epochs + 1)]
+    powers = [math.exp(exponent - max(exponents)) for exponent in exponents]
+    return [power / sum(powers) for power in powers]
+
+
 def make_optimiser(
     contexts: Tensor, state: TrainingState, config: TrainConfig, steps: int
 ) -> torch.optim.Optimizer:
     """The optimiser as it was when `state` was saved, after that many steps."""
-    kept = state.momentum.to(contexts.device)
-    if config.optimiser == "adam":
-        betas = (config.momentum, 0.99)  # 0.999 would need longer than a whole training
-        decay = config.weight_decay
-        adam = torch.optim.Adam([contexts], lr=config.lr, betas=betas, weight_decay=decay)
+    kept, decay = state.momentum.to(contexts.device), config.weight_decay
+    if config.optimiser == "sgd":
+        sgd = torch.optim.SGD(
+            [contexts], lr=config.lr, momentum=config.momentum, weight_decay=decay
+        )
         if kept.numel():
-            averages = dict(zip(_ADAM, kept, strict=True))
-            adam.state[contexts] = {"step": torch.tensor(float(steps)), **averages}
-        return adam
-    sgd = torch.optim.SGD(
-        [contexts], lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+            sgd.state[contexts]["momentum_buffer"] = kept
+        return sgd
+    plain = config.optimiser == "adam"
+    betas = (config.momentum, 0.99 if plain else 0.999)  # 0.999 would be longer than `auto` trains
+    kind = torch.optim.Adam if plain else torch.optim.AdamW
+    adam = kind([contexts], lr=config.lr, betas=betas, weight_decay=decay)
     if kept.numel():
-        sgd.state[contexts]["momentum_buffer"] = kept
-    return sgd
+        averages = dict(zip(_ADAM, kept, strict=True))
+        adam.state[contexts] = {"step": torch.tensor(float(steps)), **averages}
+    return adam
 
 
 def snapshot(
@@ -73,9 +90,10 @@ def snapshot(
     optimiser: torch.optim.Optimizer,
     epoch: int,
     losses: Tensor,
+    average: Tensor,
 ) -> TrainingState:
     known = optimiser.state[contexts]
     parts = [known[name] for name in _ADAM if name in known]
     momentum = torch.stack(parts) if parts else known.get("momentum_buffer")
     kept = torch.zeros(0) if momentum is None else momentum.detach().cpu().clone()
-    return TrainingState(contexts.detach().cpu().clone(), kept, epoch, losses)
+    return TrainingState(contexts.detach().cpu().clone(), kept, epoch, losses, average)

@@ -20,7 +20,13 @@ from torch import Tensor
 from ogkd.backbones.base import TextDropout
 from ogkd.core.batches import Batch, Run, batch_slices, batches_from
 from ogkd.core.checkpoint import Checkpoint, TrainingState
-from ogkd.core.optimisers import TrainConfig, learning_rate, make_optimiser, snapshot
+from ogkd.core.optimisers import (
+    TrainConfig,
+    epoch_weights,
+    learning_rate,
+    make_optimiser,
+    snapshot,
+)
 from ogkd.core.prompting import PromptLearner
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
@@ -92,7 +98,9 @@ def train_contexts(
     _refuse_unequal(runs)
     device = learner.embeddings.device
     start = [learner.initial_context(_init_rng(run.seed)) for run in runs]
-    state = TrainingState(torch.stack(start), torch.zeros(0), 0, torch.zeros(0, len(runs)))
+    first, none = torch.stack(start), torch.zeros(0)
+    average = torch.zeros_like(first) if config.average else none
+    state = TrainingState(first, none, 0, torch.zeros(0, len(runs)), average)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         state = saved
         if note is not None and 0 < state.epoch < config.epochs:
@@ -102,6 +110,7 @@ def train_contexts(
     contexts = state.contexts.clone().to(device).requires_grad_()
     steps = len(batch_slices(len(runs[0].views), config))
     optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
+    weights = epoch_weights(config, config.epochs) if config.average else []
     with (
         closing(batches_from(state.epoch, runs, config, device)) as batches,
         _fitting_threads(learner, len(runs)),
@@ -133,7 +142,10 @@ def train_contexts(
                     contexts[ended] = before[ended]
                 watched = terms.get("ce", terms["total"])
                 losses = torch.cat([state.losses, torch.tensor([watched])])
-                state = snapshot(contexts, optimiser, epoch + 1, losses)
+                average = state.average
+                if weights:  # a new tensor: an interruption keeps the state as it was before
+                    average = average + weights[epoch] * contexts.detach().cpu()
+                state = snapshot(contexts, optimiser, epoch + 1, losses, average)
                 rate, seconds = learning_rate(epoch, config), time.perf_counter() - began
                 entry = {"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms}
                 last = epoch + 1 == config.epochs or bool(converged(losses, config).all())
@@ -156,7 +168,8 @@ def train_contexts(
                 f"Stopped after epoch {state.epoch} of {config.epochs}; saved as "
                 f"{checkpoint.path}. Run the same fit again to resume from there."
             ) from None
-    return contexts.detach().cpu()
+    done = sum(weights[: state.epoch])
+    return state.average / done if done else contexts.detach().cpu()
 
 
 @contextmanager
@@ -164,7 +177,7 @@ def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
     """Use one thread if a step is small: a second gains little, and waits on a busy machine."""
     before = torch.get_num_threads()
     tokens = runs * learner.tokens.ids.numel()
-    if tokens * learner.backbone.text_width**2 < _SMALL_STEP:
+    if not learner.sees_pixels and tokens * learner.backbone.text_width**2 < _SMALL_STEP:
         torch.set_num_threads(1)
     try:
         yield
@@ -201,6 +214,7 @@ def train_step(
 ) -> Mapping[str, Tensor]:
     """One step of all runs: text pass, objective, gradient, update."""
     T_hat = learner.text_features(contexts, images=batch.globals, dropout=dropout)
+    batch = learner.see(contexts, batch)
     terms = objective(T_hat, batch)
     optimiser.zero_grad()
     if isinstance(objective, OwnGradient):

@@ -48,14 +48,23 @@ def read_findings(
         names = [_column(path, columns, by_name, name) for name in wanted]
     values = []
     for line, row in rows:
-        if invalid := next((name for name in names if row[name].lower() not in _VALUES), None):
+        if invalid := next((name for name in names if _value(row[name]) is None), None):
             raise DataError(
                 f"{path}, line {line}: '{columns[invalid]}' is '{row[invalid]}', but a finding is "
                 "1, 0 or empty."
             )
-        values.append(tuple(_VALUES[row[name].lower()] for name in names))
+        values.append(tuple(_VALUES[_plain(row[name])] for name in names))
     rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
     return read_class_names([columns[name] for name in names]), values, _in_words(rest, rows)
+
+
+def _plain(cell: str) -> str:
+    """A cell as `_VALUES` has it: 1,0 is a number in many countries."""
+    return cell.lower().replace(",", ".")
+
+
+def _value(cell: str) -> int | None:
+    return _VALUES.get(_plain(cell))
 
 
 def _column(path: Path, columns: Mapping[str, str], by_name: Mapping[str, str], wanted: str) -> str:
@@ -73,7 +82,7 @@ def _binary_columns(path: Path, columns: Mapping[str, str], rows: Lines) -> list
     """The columns that have 1 and 0 in them, and hardly anything else."""
     binary = []
     for name in filter(None, columns):
-        values = [_VALUES.get(row[name].lower()) for _, row in rows]
+        values = [_value(row[name]) for _, row in rows]
         known = sum(value in (PRESENT, ABSENT) for value in values)
         strange = sum(value is None for value in values)
         if known > _MOSTLY * (known + strange):
@@ -91,7 +100,7 @@ def _in_words(columns: Mapping[str, str], rows: Lines) -> str:
     described = []
     for name in filter(None, columns):
         cells = {row[name] for _, row in rows}
-        values = sorted(cell for cell in cells if _VALUES.get(cell.lower()) != UNKNOWN)
+        values = sorted(cell for cell in cells if _value(cell) != UNKNOWN)
         if len(values) == 2 or not any(map(str.isdigit, "".join(values))):
             shown = shorten(", ".join(values), _WIDEST, placeholder=" ...") or "nothing known"
             described.append(f"{columns[name]} ({shown})")

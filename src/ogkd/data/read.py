@@ -21,7 +21,7 @@ from ogkd.data.names import (
     read_class_names,
     split_name,
 )
-from ogkd.data.tables import read_table
+from ogkd.data.tables import Columns, read_table
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_bytes
@@ -40,24 +40,29 @@ def read_dataset(
     root: str | Path | None = None,
     class_names: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
+    columns: Columns | None = None,
     empty_classes: bool = False,
 ) -> Dataset:
     """Read a dataset in any layout: what is at `source` decides which.
 
-    Class folders, {train,val,test}/class folders, a CSV/TSV of path and label, a CoOp split
+    Class folders, {train,val,test}/class folders, a table of path and label, a CoOp split
     (.json) or a MedMNIST file (.npz). `root` is where the paths of a table or split file count
     from, if not from its own folder. `class_names` gives the classes in label order; a label
     outside them is refused. Each image is a case; `ogkd.data.grouping` joins them.
     `findings` are columns of a table that say 1, 0 or nothing (unknown) about an image each;
-    without it, they are found if the table has no column label. With `empty_classes`, a class
-    folder without images is a class without images; else it is refused.
+    without it, they are found if the table has no column label. `columns` are headings that differ
+    from the names path, label, split, group and labels. With `empty_classes`, a class folder
+    without images is a class without images; else it is refused.
     """
     path = Path(source)
     folder = path.parent if root is None else Path(root)
     ending = "folder" if path.is_dir() else path.suffix.lower()
-    others = {"findings": ("folder", ".json", ".npz"), "root": ("folder", ".npz")}
-    for argument, value in (("findings", findings), ("root", root)):
-        if value is not None and ending in others[argument]:
+    for argument, value, endings in (
+        ("findings", findings, ("folder", ".json", ".npz")),
+        ("columns", columns, ("folder", ".json", ".npz")),
+        ("root", root, ("folder", ".npz")),
+    ):
+        if value is not None and ending in endings:
             raise ConfigError(f"{argument} is not for {path}.", argument=argument)
     if not folder.is_dir() and root is not None:
         raise DataError(f"There is no folder {folder}, given as root.", argument="root")
@@ -69,7 +74,9 @@ def read_dataset(
         return _read_split_file(path, folder, class_names)
     if ending == ".npz":
         return _read_medmnist(path, class_names)
-    return read_table(path, root=folder, class_names=class_names, findings=findings)
+    return read_table(
+        path, root=folder, class_names=class_names, findings=findings, columns=columns
+    )
 
 
 # Split files of the CoOp family: {"train": [[path, label, class name], ...], "val": ...}

@@ -1,37 +1,51 @@
-"""CSV and TSV tables: `path,label[,split][,patient]`, one image per line; or findings for label."""
+"""Tables of `path,label[,split][,patient]`, one image per line; or findings for label.
+
+Read are .xlsx files and text in the usual encodings, with any of three delimiters; written are CSV
+and .xlsx.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import io
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PureWindowsPath
+from typing import Any, TextIO
 
 from ogkd.cells import escape_formula, escape_path, unescape_formula
 from ogkd.data.case import Case, Dataset, refuse_twice
 from ogkd.data.findings import LISTED, read_findings
-from ogkd.data.names import class_labels, first_lines, misspelt_split, split_name
+from ogkd.data.names import class_labels, first_lines, fold_name, misspelt_split, split_name
 from ogkd.data.task import Target, Task
 from ogkd.data.tasks import Findings, OneOf
-from ogkd.errors import DataError
-from ogkd.files import is_text, read_bytes, resolved
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import is_text, read_bytes, resolved, write_atomically, write_new
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
 
-_MOST = 1 << 29  # bytes of a table
+TABLES = (".csv", ".tsv", ".txt", ".xlsx")  # endings of tables
+SHEET = ".xlsx"
+_MOST = 1 << 29  # bytes of a table, unpacked
+_LONGEST = 1 << 20  # rows of a sheet, as Excel has at most
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
 _EMPTY = ("", "nan", "<na>", "#n/a", "null")  # what programs write for an empty cell
 _CASE = "case"  # the column that says which images belong together, as this program writes it
 _RESERVED = ("path", "label", "split", *_GROUPS, LISTED, _CASE)
+_RENAMED = ("path", "label", "split", "group", LISTED)  # may have another heading
 
-
+Columns = Mapping[str, str]  # the headings of columns that are not called by their name
 # A table as text: lower-case column names with their spelling, and the rows with their line.
 Lines = list[tuple[int, dict[str, str]]]
 Rows = tuple[dict[str, str], Lines]
+Row = Sequence[object]  # of a table to write: text without formulas, and numbers
 
 
 def read_table(
@@ -40,19 +54,21 @@ def read_table(
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
     findings: Sequence[str] | None = None,
+    columns: Columns | None = None,
 ) -> Dataset:
     """One case for each row; paths count from `root`, else from the table's own folder.
 
     A table is the user's own: absolute paths and `..` are taken as they stand. Without a column
-    label, or if `findings` names some, each image has findings instead of one class.
+    label, or if `findings` names some, each image has findings instead of one class. `columns` are
+    the headings of path, label, split, group or labels, where they are others.
     """
-    columns, rows = read_rows(path)
+    titles, rows = read_rows(path, columns)
     _check_splits(path, rows)
     task: Task
     targets: Sequence[Target]
     ignored: tuple[tuple[str, str], ...] = ()
-    if findings is not None or "label" not in columns:
-        others = {name: title for name, title in columns.items() if name not in _RESERVED}
+    if findings is not None or "label" not in titles:
+        others = {name: title for name, title in titles.items() if name not in _RESERVED}
         names, targets, unused = read_findings(path, others, rows, findings or class_names)
         task = Findings(names)
         if unused:
@@ -61,17 +77,31 @@ def read_table(
     else:
         names, targets = _classes(path, rows, class_names)
         task = OneOf(names)
-    cases = _cases(path, path.parent if root is None else root, columns, rows, targets)
+    groups = _groups(path, titles, columns)
+    cases = _cases(path, path.parent if root is None else root, groups, rows, targets)
     refuse_twice(
         path, [(f"line {line}", case) for (line, _), case in zip(rows, cases, strict=True)]
     )
     return Dataset(tuple(cases), task, ignored)
 
 
-def read_unlabelled_table(path: Path) -> list[Case]:
+def read_unlabelled_table(path: Path, columns: Columns | None = None) -> list[Case]:
     """The images of a table whose labels, if any, do not matter."""
-    columns, rows = read_rows(path)
-    return _cases(path, path.parent, columns, rows, [-1] * len(rows))
+    titles, rows = read_rows(path, columns)
+    groups = _groups(path, titles, columns)
+    return _cases(path, path.parent, groups, rows, [-1] * len(rows))
+
+
+def _groups(path: Path, titles: Mapping[str, str], columns: Columns | None) -> list[str]:
+    """The column that names the patient or lesion, if there is one."""
+    groups = [name for name in titles if name in _GROUPS]
+    if "group" in (columns or {}):
+        return ["group"]
+    if len(groups) > 1:
+        raise DataError(
+            f"{path} has {len(groups)} columns that may be the group: {', '.join(groups)}."
+        )
+    return groups
 
 
 def _check_splits(path: Path, rows: Lines) -> None:
@@ -86,15 +116,10 @@ def _check_splits(path: Path, rows: Lines) -> None:
 def _cases(
     path: Path,
     folder: Path,
-    columns: Mapping[str, str],
+    groups: Sequence[str],
     rows: Lines,
     targets: Sequence[Target],
 ) -> list[Case]:
-    groups = [name for name in columns if name in _GROUPS]
-    if len(groups) > 1:
-        raise DataError(
-            f"{path} has {len(groups)} columns that may be the group: {', '.join(groups)}."
-        )
     cases = []
     for (_, row), target in zip(rows, targets, strict=True):
         image = _image(path, folder, row["path"])
@@ -120,7 +145,7 @@ def _classes(
     return names, [number[row["label"]] for _, row in rows]
 
 
-def table_text(dataset: Dataset, folder: Path) -> str:
+def table_rows(dataset: Dataset, folder: Path) -> list[Row]:
     """The dataset as a table that `read_table` reads in `folder`; never a formula."""
     task = dataset.task
     if bad := [ascii(str(image)) for image in dataset.images if not writable(image)]:
@@ -138,7 +163,7 @@ def table_text(dataset: Dataset, folder: Path) -> str:
         last["patient"] = lambda case: case.group or ""
     if any(case.name != str(case.image) for case in dataset.cases):
         last[_CASE] = lambda case: case.name
-    rows = [["path", *map(escape_formula, columns), "split", *last]]
+    rows: list[Row] = [["path", *map(escape_formula, columns), "split", *last]]
     address = relative_to(folder)
     for case in dataset.cases:
         targets = case.image_targets or (case.target,) * len(case.images)
@@ -146,13 +171,61 @@ def table_text(dataset: Dataset, folder: Path) -> str:
         for image, target in zip(case.images, targets, strict=True):
             cells = [escape_formula(cell) for _, cell in task.cells(target)]
             rows.append([address(image), *cells, case.split, *ends])
-    return csv_text(rows)
+    return rows
 
 
-def csv_text(rows: Sequence[Sequence[object]]) -> str:
+def table_text(dataset: Dataset, folder: Path) -> str:
+    return csv_text(table_rows(dataset, folder))
+
+
+def csv_text(rows: Sequence[Row]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
+
+
+class Sheet:
+    """An .xlsx file that is being written, row by row; numbers are numbers in it."""
+
+    def __init__(self) -> None:
+        self._book = _openpyxl().Workbook(write_only=True)
+        self._sheet = self._book.create_sheet()
+
+    def append(self, row: Row) -> None:
+        self._sheet.append(
+            [_UNPRINTABLE.sub("\ufffd", x) if isinstance(x, str) else x for x in row]
+        )
+
+    @classmethod
+    @contextlib.contextmanager
+    def at(cls, path: Path) -> Iterator[Sheet]:
+        """A sheet that appears at `path` once all of its rows are there."""
+        with write_atomically(path, suffixes=(SHEET,)) as aside:
+            sheet = cls()
+            try:
+                yield sheet
+            finally:
+                sheet._book.save(aside)  # or it would complain, and leave a temporary file
+
+
+def row_appender(output: TextIO | Sheet) -> Callable[[Row], None]:
+    """What adds a row to a sheet, or to a CSV file, where numbers have six digits."""
+    if isinstance(output, Sheet):
+        return output.append
+    table = csv.writer(output, lineterminator="\n")
+    return lambda row: table.writerow([f"{x:.6f}" if isinstance(x, float) else x for x in row])
+
+
+def write_table(path: Path, rows: Sequence[Row]) -> None:
+    """Write a new table; a CSV file that exists is only accepted if it has the same text."""
+    if path.suffix.lower() != SHEET:
+        write_new(path, csv_text(rows))
+        return
+    if path.exists():
+        raise ConfigError(f"{path} exists, so it is not overwritten.", argument="out")
+    with Sheet.at(path) as sheet:
+        for row in rows:
+            sheet.append(row)
 
 
 def writable(image: ImageRef) -> bool:
@@ -189,20 +262,16 @@ def _image(table: Path, folder: Path, cell: str) -> ImageRef:
     return other if other.file.is_file() else image
 
 
-def read_rows(path: Path) -> Rows:
-    """Read a CSV or TSV file, without its blank rows."""
-    text = _text(path)
-    try:
-        # Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number.
-        signs = [sign for sign in ",;\t" if "path" in map(str.lower, _cells(text, sign, 1)[0][1])]
-        (_, titles), *lines = _cells(text, signs[0] if signs else ",")
-    except (csv.Error, IndexError) as error:
-        raise DataError(f"{path} is empty or not a UTF-8 table ({error}).") from error
-    header = [name.lower() for name in titles]
+def read_rows(path: Path, columns: Columns | None = None) -> Rows:
+    """Read a table, without its blank rows."""
+    columns = _check_columns(columns or {})
+    (_, titles), *lines = _lines(path, columns.get("path", "path"))
+    header = _header(path, titles, columns)
     if "path" not in header:
         raise DataError(
             f"{path} needs the columns path and label (and optionally split and patient), "
-            f"but has: {', '.join(titles)}."
+            f"but has: {', '.join(titles)}.",
+            argument="columns",
         )
     # Without a label, any other column may be a finding.
     once = _RESERVED if "label" in header else [name for name in header if name]
@@ -212,11 +281,11 @@ def read_rows(path: Path) -> Rows:
     for line, cells in lines:
         if not any(cells):
             continue
-        if len(cells) > len(header):
+        if any(cells[len(header) :]):
             raise DataError(
                 f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}."
             )
-        row = dict(zip(header, cells + [""] * (len(header) - len(cells)), strict=True))
+        row = dict(itertools.zip_longest(header, cells[: len(header)], fillvalue=""))
         if not row["path"] or "\0" in row["path"]:
             raise DataError(f"{path}, line {line}: the path is empty or has a zero byte in it.")
         rows.append((line, row))
@@ -225,22 +294,108 @@ def read_rows(path: Path) -> Rows:
     return dict(zip(header, titles, strict=True)), rows
 
 
-def _text(path: Path) -> str:
+def _check_columns(columns: Columns) -> Columns:
+    if unknown := set(columns) - set(_RENAMED):
+        raise ConfigError(
+            f"columns gives the headings of {', '.join(_RENAMED)}, but names '{min(unknown)}'.",
+            argument="columns",
+        )
+    if len(set(map(fold_name, columns.values()))) < len(columns):
+        raise ConfigError(
+            f"columns gives one heading twice: {', '.join(columns.values())}.", argument="columns"
+        )
+    return columns
+
+
+def _header(path: Path, titles: Sequence[str], columns: Columns) -> list[str]:
+    """The names of the columns; one that would have the name of a renamed one has none."""
+    renamed = {fold_name(heading): name for name, heading in columns.items()}
+    folded = [fold_name(title) for title in titles]
+    if missing := [heading for heading in columns.values() if fold_name(heading) not in folded]:
+        raise DataError(
+            f"{path} has no column '{missing[0]}', but: {', '.join(titles)}.", argument="columns"
+        )
+    names = ["" if title.lower() in columns else title.lower() for title in titles]
+    return [renamed.get(fold, name) for fold, name in zip(folded, names, strict=True)]
+
+
+# Files to lines: the number and the stripped cells of each
+
+_UNPRINTABLE = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def _lines(path: Path, heading: str) -> list[tuple[int, list[str]]]:
+    """All lines of a table; `heading` is that of its paths."""
     try:
         content = read_bytes(path, most=_MOST)
-        if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-            raise ValueError("it is a spreadsheet or an archive")
-        return content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
+        lines = _sheet_lines(content) if content[:4] == b"PK\3\4" else _text_lines(content, heading)
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(
-            f"Cannot read {path} as a table ({error}). Save the table as 'CSV UTF-8'."
+            f"Cannot read {path} as a table ({error}). Save the table as .xlsx or 'CSV UTF-8'."
         ) from error
+    if not lines:
+        raise DataError(f"{path} is empty.")
+    return [(number, [unescape_formula(cell.strip()) for cell in cells]) for number, cells in lines]
 
 
-def _cells(text: str, delimiter: str, most: int | None = None) -> list[tuple[int, list[str]]]:
-    """The first lines, or all: their numbers and stripped cells."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    return [
-        (reader.line_num, [unescape_formula(cell.strip()) for cell in row])
-        for row in itertools.islice(reader, most)
-    ]
+def _text_lines(content: bytes, heading: str) -> list[tuple[int, list[str]]]:
+    text = _decode(content)
+
+    def cells(delimiter: str, most: int | None = None) -> list[tuple[int, list[str]]]:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        return [(reader.line_num, row) for row in itertools.islice(reader, most)]
+
+    def rank(delimiter: str) -> tuple[bool, int]:
+        titles = [fold_name(cell) for _, row in cells(delimiter, 1) for cell in row]
+        return fold_name(heading) in titles, len(titles)
+
+    # Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number.
+    return cells(max(",;\t", key=rank))
+
+
+def _decode(content: bytes) -> str:
+    """UTF-8; UTF-16, which begins with a mark; or what Western versions of Excel call CSV."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content.decode("utf-16")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        # Where some letters are UTF-8, the others are damaged, not Windows-1252.
+        text = content.decode("cp1252")
+        if _UNPRINTABLE.search(text) or not content.decode("utf-8", "ignore").isascii():
+            raise
+        return text
+
+
+def _sheet_lines(content: bytes) -> list[tuple[int, list[str]]]:
+    """The rows of the first sheet of an .xlsx file, with the values that its formulas had."""
+    load_workbook = _openpyxl().load_workbook
+    lines = []
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            if (size := sum(member.file_size for member in archive.infolist())) > _MOST:
+                raise ValueError(f"it has {size:,} bytes, unpacked")
+        with warnings.catch_warnings(action="ignore"):  # about styles and the like
+            sheet = load_workbook(io.BytesIO(content), read_only=True, data_only=True).worksheets[0]
+            sheet.reset_dimensions()  # those in the file may be wrong
+            for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+                if number > _LONGEST:
+                    raise ValueError(f"it has more than {_LONGEST:,} rows")
+                if any(cell is not None for cell in row):
+                    lines.append((number, list(map(_cell_text, row))))
+    except Exception as error:  # of zipfile, of the XML parser, and any kind of openpyxl's own
+        raise ValueError(f"it is damaged or not an .xlsx file: {error!r}") from error
+    return lines
+
+
+def _cell_text(value: object) -> str:
+    whole = isinstance(value, float) and value.is_integer()
+    return "" if value is None else str(int(value) if whole else value)  # type: ignore[call-overload]
+
+
+def _openpyxl() -> Any:
+    try:
+        import openpyxl
+    except ImportError as error:
+        raise DataError('Reading and writing .xlsx needs: pip install "ogkd[excel]".') from error
+    return openpyxl

@@ -13,10 +13,7 @@ from ogkd.evaluation.sections import Section, Table
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
-from ogkd.model.scaling import (
-    CONFIDENCE,
-    cases_needed_for_coverage,
-)
+from ogkd.model.scaling import CONFIDENCE, cases_needed_for_coverage
 
 FEWEST = cases_needed_for_coverage(0.9)
 _WORTHWHILE = (("sets", 0.9), ("sets", 0.95), ("risk", 0.1), ("risk", 0.05))

@@ -26,14 +26,7 @@ from ogkd.evaluation.metrics import (
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.evaluation.sections import (
-    Section,
-    in_units,
-    join_words,
-    sections_of,
-    text_lines,
-    wrapped,
-)
+from ogkd.evaluation.sections import Section, in_units, join_words, sections_of, text_lines, wrapped
 from ogkd.evaluation.verdict import FEW_TESTED, class_verdict, is_leaked
 from ogkd.model.calibration import CalibratedSets, Calibration
 from ogkd.model.classifier import Classifier

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,7 +20,7 @@ from ogkd.features.encode import encode_crops
 from ogkd.features.store import WHOLE, FeatureStore, View
 from ogkd.features.unreadable import read_each
 from ogkd.images import ImageRef, look_at
-from ogkd.images.transforms import Box, cut_crop, draw_crop
+from ogkd.images.transforms import Box, center_crop, cut_crop, draw_crop, normalise
 
 _AT_ONCE = 64  # crops in one pass of the image tower
 _SHARE = 0.5  # of the free memory, for decoded images
@@ -75,6 +75,7 @@ class Cut:
 
     key: str
     box: Box
+    flip: bool = field(default=False, kw_only=True)
     picture: _Picture = field(compare=False)
 
 
@@ -127,7 +128,8 @@ class OnlineViews:
         """The pixels of a crop, at the model's size."""
         picture = drawn.picture
         pixels = look_at(picture.image) if picture.pixels is None else picture.pixels
-        return cut_crop(pixels, drawn.box, self.backbone.preprocessing)
+        crop = cut_crop(pixels, drawn.box, self.backbone.preprocessing)
+        return np.ascontiguousarray(crop[:, ::-1]) if drawn.flip else crop
 
     def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
         """Crops of this or of other runs' images through the image tower, a few passes for all."""
@@ -139,6 +141,30 @@ class OnlineViews:
         return ImageFeatures(
             torch.cat([part.globals for part in parts]), torch.cat(patches) if patches else None
         )
+
+
+class PixelViews(OnlineViews):
+    """The crops themselves, every second one mirrored: [B, 3, H, W] in place of features."""
+
+    def draw(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[Cut]:
+        return [replace(cut, flip=bool(rng.random() < 0.5)) for cut in super().draw(images, rng)]
+
+    def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
+        """The pixels as the image tower takes them, without the tower."""
+        prep = self.backbone.preprocessing
+        return ImageFeatures(normalise(crops, prep, torch.device("cpu")))
+
+
+def pixel_views(
+    backbone: Backbone, images: Sequence[ImageRef], *, crops: bool
+) -> FixedViews | OnlineViews:
+    """Pixels of images for methods that tune the image tower: fresh crops, or the whole images."""
+    if crops:
+        return PixelViews(backbone, images, patches=False)
+    prep = backbone.preprocessing
+    whole = [center_crop(pixels, prep) for _, pixels in read_each(images)]
+    pixels = normalise(whole, prep, torch.device("cpu"))
+    return FixedViews(ImageFeatures(pixels.unsqueeze(1)))
 
 
 def cached_views(

@@ -29,11 +29,9 @@ from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request
-from ogkd.fitting.prepare import default_preset
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef, read_image
 from ogkd.images.memory import InMemory, as_ref, is_one_image
-from ogkd.methods import make_method
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
@@ -47,8 +45,6 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
 
     Several images may share one answer (a case: an exam, a volume). Then an item of `X` is a list
     of images or, with `slices`, a volume.
-
-    Single settings of the method are parameters too: `settings__alpha`, for `GridSearchCV`.
 
     After `fit`: `classes_`, and `model_`, the `Classifier`, which can be saved.
     """
@@ -138,30 +134,6 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             features = store.get(images_of(cases), deep=self.model_.deep).rows[:, 0]
         return self.model_.probabilities(features, torch.from_numpy(case_numbers(cases)))
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; with `deep` also every setting of the method, as settings__NAME."""
-        params: dict[str, Any] = super().get_params(deep=False)
-        if deep:
-            given = dict(self.settings or {})
-            with contextlib.suppress(ConfigError):  # fitting will say what is wrong with them
-                preset = self.preset or default_preset(self.method)
-                method = make_method(self.method, preset=preset, settings=given)
-                given = method.config.model_dump()
-            params |= {f"{_SETTING}{name}": value for name, value in given.items()}
-        return params
-
-    def set_params(self, **params: Any) -> OGKDClassifier:
-        """Set parameters; settings__NAME is one setting of the method, or one group of them."""
-        plain = {name: value for name, value in params.items() if not name.startswith(_SETTING)}
-        super().set_params(**plain)
-        if len(plain) < len(params):  # a new mapping: clones share the old one
-            self.settings = dict(self.settings or {}) | {
-                name.removeprefix(_SETTING): value
-                for name, value in params.items()
-                if name not in plain
-            }
-        return self
-
     def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:
         """The class texts, in label order."""
         known = self.class_names
@@ -207,7 +179,6 @@ _SHARED = (
     "engine",
 )
 _COLUMN = "case"  # what `ogkd predict` needs in a table for a model that was fitted here
-_SETTING = "settings__"
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
 # scikit-learn reads an estimator's parameters from here.

@@ -16,7 +16,7 @@ from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import PAPER, TextHead, TextSide, make_method
-from ogkd.model.card import BackboneCard, ModelCard, versions
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 
 _EXPECTED = "Give a file like model.pth.tar-100, as the released code saved it."
@@ -45,19 +45,8 @@ def import_context(
     method = make_method(PAPER, settings={"context.n_ctx": context.shape[0]})
     text = TextSide(backbone, names, tuple((name,) for name in names))
     head = method.head_for(TextHead(context, backbone.logit_scale, {"context": context}), text)
-    card = ModelCard(
-        method=method.name,
-        config=method.config.model_dump(mode="json"),
-        asks=OneOf(names).as_json(),
-        backbone=BackboneCard.of(backbone),
-        logit_scale=backbone.logit_scale,
-        prompts_sha256="",
-        data_sha256="",
-        support_counts=(0,) * len(names),
-        seed=0,
-        versions=dict(versions()),
-        imported_sha256=sha256_file(path),
-    )
+    facts = {"support_counts": (0,) * len(names), "imported_sha256": sha256_file(path)}
+    card = ModelCard.of(method, OneOf(names), backbone, **facts)
     return Classifier(backbone, head, card)
 
 

@@ -9,25 +9,27 @@ import inspect
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from ogkd import plugins
 from ogkd.backbones import Backbone
+from ogkd.backbones.changes import without_change
 from ogkd.data.case import Dataset, images_of
 from ogkd.data.names import normal_labels
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
+from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import fail_if_locked, folder_atomically, storage_errors, write_text
 from ogkd.fitting.cases import learn
 from ogkd.fitting.choose import backbone_for
-from ogkd.fitting.prepare import Drawn, Prepared, bank_of, prepare, text_sides
+from ogkd.fitting.prepare import Drawn, Prepared, bank_of, prepare, text_sides, whole_rows
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import BackboneCard, ModelCard, PoolingCard, versions
+from ogkd.model.card import ModelCard, PoolingCard
 from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
 from ogkd.model.load import load
 from ogkd.prompts.templates import require_classes
@@ -164,7 +166,12 @@ def train(prepared: Prepared, work: Path | None = None) -> Classifier:
     for note in head.notes:
         request.note(f"Note: {note}")
     card = card.model_copy(update={"poolings": tuple(map(PoolingCard.of, poolings))})
-    fitted = Classifier(prepared.backbone, head, card, support=prepared.kept)
+    backbone, kept = method.tower(prepared.backbone, head.tensors()), prepared.kept
+    if kept is not None and backbone is not prepared.backbone:  # tuned: it sees other features
+        few = [replace(case, images=case.few) for case in prepared.drawn.support]
+        rows = whole_rows(FeatureStore(backbone), few, deep=False)
+        kept = replace(kept, features=rows.numpy())
+    fitted = Classifier(backbone, head, card, support=kept)
     if fitted.support is not None:
         fitted.logits(fitted.support.features)  # which refuses answers that are not numbers
     return fitted
@@ -181,14 +188,11 @@ def _card(prepared: Prepared) -> ModelCard:
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
-    return ModelCard(
-        method=method.name,
-        plugin=plugins.name_of(type(method)),
+    return ModelCard.of(
+        method,
+        task,
+        without_change(prepared.backbone),
         preset=prepared.preset,
-        config=method.config.model_dump(mode="json"),
-        asks=task.as_json(),
-        backbone=BackboneCard.of(prepared.backbone),
-        logit_scale=prepared.backbone.logit_scale,
         prompts=prepared.bank,
         prompts_sha256=_digest([text.prompts for text in prepared.texts]),
         data_sha256=_digest(sorted(content, key=repr)),
@@ -201,7 +205,6 @@ def _card(prepared: Prepared) -> ModelCard:
         cases=grouping.as_json(),
         images=len(images_of(drawn.support)),
         learned_cases=len(drawn.support),
-        versions=dict(versions()),
     )
 
 

@@ -16,29 +16,16 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.core.pooling import is_pooled
-from ogkd.data.case import (
-    Case,
-    Dataset,
-    case_numbers,
-    image_targets,
-    images_of,
-    require_files,
-)
+from ogkd.data.case import Case, Dataset, case_numbers, image_targets, images_of, require_files
 from ogkd.data.catalog import Benchmark
 from ogkd.data.fetch import named_benchmark, resolve_data
 from ogkd.data.names import normal_labels
-from ogkd.data.splits import (
-    Sampling,
-    contradictory,
-    separate_groups,
-    shortfalls,
-    support_and_val,
-)
+from ogkd.data.splits import Sampling, contradictory, separate_groups, shortfalls, support_and_val
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.features.store import FeatureStore, without_blank
 from ogkd.features.unreadable import BadFile, readable_cases, unreadable, unreadable_error
-from ogkd.features.views import OnlineViews, cached_views
+from ogkd.features.views import OnlineViews, cached_views, pixel_views
 from ogkd.fitting.cases import CaseSupport
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pool import Pool, pool_for, read_pool
@@ -93,6 +80,11 @@ def prepare(request: FitRequest) -> Prepared:
     named = None if isinstance(request.data, Dataset) else named_benchmark(request.data)
     preset = request.preset or default_preset(request.method, named)
     method = make_method(request.method, preset=preset, settings=request.settings)
+    if method.needs_pixels and request.grouping.joins_images:
+        raise ConfigError(
+            f"{method.name} tunes the image tower on single images, not on cases of several.",
+            argument="method",
+        )
     if request.unlabelled is not None:
         _require(method, "unlabelled", "learns from labelled images only")
     dataset, judged, skipped = _training_data(request, named)
@@ -112,6 +104,7 @@ def prepare(request: FitRequest) -> Prepared:
         request.note(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
     require_files(drawn.support)
     backbone = backbone_for(request, list(dict.fromkeys(images_of(drawn.support))))
+    backbone = method.tower(backbone, {})
     prepared = Prepared(
         request,
         method,
@@ -262,6 +255,9 @@ def make_support(
     labels = torch.from_numpy(_image_labels(task, drawn.support))
     images = images_of(drawn.support)
     patches = method.uses_patches
+    if method.needs_pixels:
+        crops = method.config.views == "online"
+        return Support(pixel_views(store.backbone, images, crops=crops), labels, chosen)
     if method.config.views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
     views = cached_views(
@@ -288,6 +284,7 @@ def _training_data(
         root=None if request.root is None else Path(request.root),
         class_names=request.class_names,
         findings=request.findings,
+        columns=request.columns,
     )
     for what, advice in whole.ignored:
         request.note(f"Note: {what} {advice}")

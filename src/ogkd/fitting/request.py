@@ -29,7 +29,7 @@ class FitRequest:
     """A fit: labelled images, a frozen backbone, a method and its settings.
 
     Args:
-        data: class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST .npz,
+        data: class folders, {train,val,test}/class folders, a table, a split JSON, a MedMNIST .npz,
             or the name of a downloaded benchmark. In Python also a dataset.
         backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
             and for other images the best real backbone on this machine. In Python also a loaded
@@ -56,6 +56,8 @@ class FitRequest:
         class_names: the classes in label order, if the data does not name them.
         findings: the columns of a table that are findings, each 1, 0 or empty (unknown), where an
             image may show several (default: if there is no column label, all columns of this kind).
+        columns: headings of a table that are not called path, label, split, group or labels. In
+            Python a mapping from these names.
         slice: the slice of volumes, or frame of cines, that name none: axis=2,index=middle or
             index=0.
         cases: what makes images one case with one answer: a column of the table, such as exam or
@@ -88,6 +90,7 @@ class FitRequest:
     root: str | Path | None = None
     class_names: Sequence[str] | None = None
     findings: Sequence[str] | None = None
+    columns: Mapping[str, str] | None = None
     slice: str | None = None
     cases: str | None = None
     slices: str | None = None

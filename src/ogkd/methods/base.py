@@ -109,6 +109,7 @@ class Method(ABC, Generic[ConfigT]):
     needs_images: ClassVar[bool] = True
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
+    needs_pixels: ClassVar[bool] = False  # it tunes the image tower
     uses_validation: ClassVar[bool] = False
     # What it can do beyond classes with labelled images: "findings", "unlabelled".
     supports: ClassVar[frozenset[str]] = frozenset()
@@ -176,6 +177,13 @@ class Method(ABC, Generic[ConfigT]):
         """
         runs = zip(methods, supports, seeds, strict=True)
         return [method.fit(s, text, seed=seed, folder=folder) for method, s, seed in runs]
+
+    def tower(self, backbone: Backbone, tensors: Mapping[str, Tensor]) -> Backbone:
+        """The backbone that images are encoded with: changed, if this method changes towers.
+
+        `tensors` are those of a fitted head; empty before the fit.
+        """
+        return backbone
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Apply what was learned to other class names (base-to-novel)."""

@@ -8,11 +8,9 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.core.batches import PerBatch
-from ogkd.core.geometry import prototypes, stack_bank
-from ogkd.core.losses import cross_entropy, logits, sccm
-from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logits, register
+from ogkd.core.teacher import Selector
+from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, register
+from ogkd.methods.ogkd import OGKDConfig, OGKDObjective
 
 
 class BiomedCoOpConfig(PromptConfig):
@@ -30,34 +28,26 @@ class BiomedCoOpObjective:
     """CE + lambda_sccm SCCM + lambda_kdsp KDSP, with the released averages.
 
     SCCM is the mean of (T_hat - T)^2 over classes and features (fidelity.md, 3); KDSP is
-    KL(teacher || student) averaged over images and classes (fidelity.md, 1). OGKD with gamma 0,
-    lambda_lgd 0 and lambda_gad = lambda_kdsp is the same function.
+    KL(teacher || student) averaged over images and classes (fidelity.md, 1). This is OGKD's GAD
+    without geometry (gamma 0), and without patches.
     """
 
     def __init__(self, config: BiomedCoOpConfig, bank: Sequence[Tensor], scale: float) -> None:
-        self.config, self.scale = config, scale
-        self.bank = stack_bank([rows[: config.n_prompts] for rows in bank])  # [C, N, d]
-        self.T = prototypes(self.bank)  # [C, d]
-        self._teacher: PerBatch[Tensor] = PerBatch()
+        plain = OGKDConfig(
+            lambda_sccm=config.lambda_sccm,
+            lambda_gad=config.lambda_kdsp,
+            lambda_lgd=0.0,
+            gamma=0.0,
+            tau=config.tau,
+            n_prompts=config.n_prompts,
+            options={"selector": config.selector},
+        )
+        self.terms = OGKDObjective(plain, bank, scale, bank[0].device)
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Each term [S] and their weighted total."""
-        config = self.config
-        log_q = self._teacher.of(batch, self._teach)
-        z = image_logits(T_hat, batch, self.scale)  # [S, B, C]
-        log_p = z.log_softmax(dim=-1)
-        ce = cross_entropy(z, batch.labels)
-        near = sccm(T_hat, self.T)
-        kdsp = (log_q.exp() * (log_q - log_p)).mean(dim=(-2, -1))
-        total = ce + config.lambda_sccm * near + config.lambda_kdsp * kdsp
-        return {"total": total, "ce": ce, "sccm": near, "kdsp": kdsp}
-
-    def _teach(self, batch: Batch) -> Tensor:
-        """Log-probabilities of the selected prompts [S, B, C]."""
-        config = self.config
-        keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=config.selector)
-        T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
-        return logits(batch.globals, T_tilde, self.scale).log_softmax(dim=-1)
+        terms = self.terms(T_hat, batch)
+        return {**{name: terms[name] for name in ("total", "ce", "sccm")}, "kdsp": terms["gad"]}
 
 
 @register

@@ -87,7 +87,7 @@ def folds(labels: Tensor, most: int) -> Tensor | None:
 def _shown(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int]) -> Tensor:
     """What images show by logits z [N, C]: the class of their case, nothing of it, or -1.
 
-    Pictures of one case have much in common, so they are compared with each other: a image
+    Pictures of one case have much in common, so they are compared with each other: an image
     carries the class if it stands out from its case more than nearly all images of normal cases
     from theirs, and at least half way from there to the best image of most cases; without normal
     classes, if it is more like it than like all others together. The best image of a case always
@@ -101,7 +101,7 @@ def _shown(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int]) -> Te
         return torch.where((score > 0) | _best(score, case), case_label, -1)
     near = relative(z, normal)
     low = torch.stack([part.quantile(_USUAL, dim=0) for part in near.split(_sizes(case))])
-    out = near - low[case]  # how far a image stands out
+    out = near - low[case]  # how far an image stands out
     of_normal = torch.isin(case_label, torch.tensor(list(normal)))
     nothing = torch.tensor(list(normal))[z[:, list(normal)].argmax(1)]
     shown = case_label.clone()

@@ -10,10 +10,10 @@ from typing_extensions import TypeVar
 
 from ogkd.core.optimisers import TrainConfig, learning_rate
 from ogkd.methods import Head, LinearHead, TextSide, register
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig, Rows, text_prior
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 
 
-class ZeroShotProbeConfig(PriorConfig, RivalConfig):
+class ZeroShotProbeConfig(PriorConfig):
     """`text_norm` is the initial length of w: learning rate and penalty are relative to it.
 
     CLIP's own text features, for which the released settings were tuned, have a length of about
@@ -42,14 +42,13 @@ class ZSLP(FeatureMethod[ProbeT]):
 
     SGD with momentum 0.9, one warm-up epoch at 1e-5, cosine per epoch, 300 epochs of batches
     of 256. Named differences from the released code: w starts at `text_norm` times the
-    normalised text (there at the raw text feature); views are the support's (there, and with
-    fidelity "released", 20 augmented copies of each image).
+    normalised text (there at the raw text feature); views are the support's (there 20
+    augmented copies of each image).
     """
 
     name = "zs-lp"
     summary = "linear probe that starts at the class text"
     citation = "Silva-Rodriguez et al., A Closer Look (CLAP), CVPR 2024"
-    augmented = 20
 
     def pull(self, rows: Rows, T: Tensor, scale: float) -> Tensor:
         """Return lambda_c [C], the weight of |w_c - t_c|^2 in the loss."""
@@ -61,18 +60,14 @@ class ZSLP(FeatureMethod[ProbeT]):
         start = config.text_norm * T
         pull = 2 * self.pull(rows, T, scale).unsqueeze(1) / rows.classes
         generator = torch.Generator().manual_seed(seed)
-        L = rows.one_hot
         schedule = TrainConfig(epochs=max(1, config.epochs), lr=config.lr)
         w, speed = start.clone(), torch.zeros_like(start)
-        for epoch in range(config.epochs):
+        for epoch, batch in rows.batches(config.epochs, config.batch_size, generator):
             rate = learning_rate(epoch, schedule)
+            speed = config.momentum * speed + _slope(w, batch.features, batch.one_hot, scale)
             # The penalty's step is implicit, which is stable for any weight.
             held = rate / (1 - config.momentum) * pull
-            order = torch.randperm(len(L), generator=generator)
-            for batch in order.split(config.batch_size):
-                slope = _slope(w, rows.features[batch], L[batch], scale)
-                speed = config.momentum * speed + slope
-                w = (w - rate * speed + held * start) / (1 + held)
+            w = (w - rate * speed + held * start) / (1 + held)
         return LinearHead(scale * normalize(w, dim=-1), torch.zeros(rows.classes))
 
 

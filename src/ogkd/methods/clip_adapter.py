@@ -83,18 +83,14 @@ class ClipAdapter(FeatureMethod[ClipAdapterConfig]):
         W2 = _uniform(d, hidden, generator).requires_grad_()
         head = AdapterHead(T, scale, W1, W2, config.ratio, renormalise=not released)
         optimiser = torch.optim.SGD([W1, W2], lr=config.lr)
-        step = 0
-        for epoch in range(config.epochs):
-            seen = rows.view(epoch) if released else rows
-            order = torch.randperm(len(seen.labels), generator=generator)
-            for batch in order.split(config.batch_size):
-                for group in optimiser.param_groups:
-                    group["lr"] = self._rate(step if released else epoch)
-                step += 1
-                loss = cross_entropy(head.logits(seen.features[batch]), seen.labels[batch])
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
+        first = 0 if released else None
+        batches = rows.batches(config.epochs, config.batch_size, generator, first=first)
+        for step, (epoch, batch) in enumerate(batches):
+            optimiser.param_groups[0]["lr"] = self._rate(step if released else epoch)
+            loss = cross_entropy(head.logits(batch.features), batch.labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
         return replace(head, W1=W1.detach(), W2=W2.detach())
 
     def _rate(self, time: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,7 +12,7 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone, TextDropout
 from ogkd.core.losses import logits
-from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.prompting import ContextConfig, PackedLearner, PromptLearner
 from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, TrainConfig, register
 from ogkd.methods.coop import CrossEntropy
 
@@ -27,7 +26,7 @@ class CoCoOpConfig(PromptConfig):
     train: TrainConfig = TrainConfig(epochs=10, batch_size=1, lr=1e-3)
 
 
-class ImagePromptLearner(PromptLearner):
+class ImagePromptLearner(PackedLearner):
     """Prompts whose context is context + M(v), with v an image's feature.
 
     M(v) = W2 relu(W1 v + b1) + b2 gives one vector [w] for all places of the context. The
@@ -40,7 +39,7 @@ class ImagePromptLearner(PromptLearner):
         super().__init__(backbone, class_names, config)
         d, w = backbone.embed_dim, backbone.text_width
         narrow = max(1, d // _NARROWING)
-        self.shapes: dict[str, tuple[int, ...]] = {
+        self.shapes = {
             "context": (config.n_ctx, w),
             "W1": (narrow, d),
             "b1": (narrow,),
@@ -48,27 +47,14 @@ class ImagePromptLearner(PromptLearner):
             "b2": (w,),
         }
 
-    def split(self, parameters: Tensor) -> dict[str, Tensor]:
-        """The named parts of rows of numbers [.., n]."""
-        sizes = [math.prod(shape) for shape in self.shapes.values()]
-        parts = zip(self.shapes.items(), parameters.split(sizes, dim=-1), strict=True)
-        return {name: part.unflatten(-1, shape) for (name, shape), part in parts}
-
-    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """One row of numbers from its named parts; the inverse of `split` for one run."""
-        for name, shape in self.shapes.items():
-            if parts[name].shape != shape:
-                raise ValueError(f"{name} has shape {tuple(parts[name].shape)}, expected {shape}")
-        return torch.cat([parts[name].float().flatten() for name in self.shapes])
-
-    def initial_context(self, generator: torch.Generator) -> Tensor:
+    def start(self, generator: torch.Generator) -> dict[str, Tensor]:
         """The context starts as in CoOp, the meta-net as torch initialises a linear layer."""
-        parts = {"context": super().initial_context(generator)}
+        parts = {"context": PromptLearner.initial_context(self, generator)}
         for name in ("W1", "b1", "W2", "b2"):
             bound = self.shapes[f"W{name[1]}"][1] ** -0.5
             start = torch.empty(self.shapes[name])
             parts[name] = start.uniform_(-bound, bound, generator=generator)
-        return self.join(parts)
+        return parts
 
     def text_features(
         self, contexts: Tensor, *, images: Tensor | None = None, dropout: TextDropout | None = None

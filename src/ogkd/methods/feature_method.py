@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -60,8 +60,20 @@ class Rows:
         rows_of_view = torch.arange(len(self.labels)) % self.views == number % self.views
         return replace(self.keep(rows_of_view), views=1)
 
+    def batches(
+        self, epochs: int, size: int, generator: torch.Generator, *, first: int | None = None
+    ) -> Iterator[tuple[int, Rows]]:
+        """Shuffled batches of all rows, epoch by epoch, each with its epoch's number.
+
+        As released, an epoch sees one view of each image: another each time, from `first` on.
+        """
+        for epoch in range(epochs):
+            seen = self if first is None else self.view(first + epoch % max(1, self.views - first))
+            for batch in torch.randperm(len(seen.labels), generator=generator).split(size):
+                yield epoch, seen.keep(batch)
+
     def keep(self, mask: Tensor) -> Rows:
-        """Keep the rows where the mask is true."""
+        """Keep some rows, by a mask or by numbers."""
         kept = {name: getattr(self, name)[mask] for name in ("features", "labels", "case")}
         return replace(self, **kept)
 

@@ -18,14 +18,7 @@ from ogkd.core.geometry import mean_texts, prototypes
 from ogkd.methods import Head, LinearHead, Method, Support, TextHead, TextSide, rows_of
 from ogkd.methods.base import Folder
 from ogkd.methods.experts import Space, Texts, experts
-from ogkd.methods.fused_choice import (
-    RHO,
-    FusedConfig,
-    choose,
-    learn_from_pool,
-    ridge,
-    weights,
-)
+from ogkd.methods.fused_choice import RHO, FusedConfig, choose, learn_from_pool, ridge, weights
 from ogkd.methods.heads import take
 from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import register

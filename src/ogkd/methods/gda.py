@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from ogkd.methods import Head, LinearHead, TextSide, register
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig, Rows, text_prior
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.grid_search import Trial, choose
 
 GRID = tuple(math.pow(10, k / 2) for k in range(-8, 5))  # 1e-4 .. 100
 DEFAULT = 0.03  # good at one shot on validation images of eleven real datasets
 
 
-class GDAConfig(PriorConfig, RivalConfig):
+class GDAConfig(PriorConfig):
     """`alpha` is searched if None; at one shot without validation it is 0.03."""
 
     alpha: float | None = Field(default=None, ge=0)
@@ -29,17 +29,16 @@ class GDA(FeatureMethod[GDAConfig]):
     Classes have equal prior probability. P is the inverse covariance, estimated in closed
     form (Kubokawa and Srivastava 2008): P = d ((N - 1) S + tr(S) I)^-1, with S the covariance
     of the rows around their class means.
-    Named differences from the released code: a Cholesky solve instead of a pseudo-inverse; and,
-    unless fidelity is "released", whole images instead of ten augmented views, alpha from 13 values
-    between 1e-4 and 100 (there 7), on validation images, else by cross-validation; ties in accuracy
-    are broken by cross-entropy (there the first is taken). With one row per class S
-    is zero; then P = d / tr(S0) I with S0 around the common mean, which gives nearest means.
+    Named differences from the released code: a Cholesky solve instead of a pseudo-inverse; whole
+    images instead of ten augmented views; alpha from 13 values between 1e-4 and 100 (there 7), on
+    validation images, else by cross-validation; ties in accuracy are broken by cross-entropy
+    (there the first is taken). With one row per class S is zero; then P = d / tr(S0) I with S0
+    around the common mean, which gives nearest means.
     """
 
     name = "gda"
     summary = "Gaussian classes with a shared covariance, fused with text; closed form"
     citation = "Wang et al., A Hard-to-Beat Baseline, ICLR 2024"
-    augmented = 10
     uses_validation = True
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
@@ -52,10 +51,8 @@ class GDA(FeatureMethod[GDAConfig]):
 
         alpha = config.alpha
         if alpha is None:
-            released = self.as_benchmarked
-            grid = GRID[::2] if released else GRID
-            best = choose(rows, visual, grid, T=T, scale=scale, first=released)
-            alpha = DEFAULT if best is None else grid[best[1]]
+            best = choose(rows, visual, GRID, T=T, scale=scale)
+            alpha = DEFAULT if best is None else GRID[best[1]]
         W, b = gaussian(rows)
         return LinearHead((scale * T + alpha * W).float(), (alpha * b).float())
 

@@ -34,17 +34,12 @@ _AT_ONCE = 32  # images through the image tower
 
 
 class OGKDConfig(PromptConfig):
-    """The paper's symbols; weights and strengths may differ between runs trained together.
-
-    `gamma_normal` is the gamma of classes marked normal: 0 leaves the teacher's probability of
-    them unchanged, although a normal image has no lesion in common with the other classes.
-    """
+    """The paper's symbols; weights and strengths may differ between runs trained together."""
 
     lambda_sccm: float = Field(default=1.0, ge=0)
     lambda_gad: float = Field(default=1.0, ge=0)
     lambda_lgd: float = Field(default=0.5, ge=0)
     gamma: float | tuple[float, ...] = 0.3  # one for all classes, or one for each
-    gamma_normal: float | None = Field(default=None, ge=0, le=1)
     alpha: float = Field(default=4.0, gt=0)
     tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
     top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P
@@ -77,19 +72,13 @@ class OGKDObjective:
     """Eq. 16 for S runs: T_hat and a batch of images in, one value per run and term out."""
 
     def __init__(
-        self,
-        config: OGKDConfig,
-        bank: Sequence[Tensor],
-        scale: float,
-        device: Any,
-        *,
-        normal: Sequence[int] = (),
+        self, config: OGKDConfig, bank: Sequence[Tensor], scale: float, device: Any
     ) -> None:
         self.config, self.choice, self.scale = config, config.choice, scale
         self.bank = stack_bank([rows[: config.n_prompts] for rows in bank]).to(device)  # [C, N, d]
         self.T = prototypes(self.bank)  # [C, d]
         self.W = class_graph(self.T, config.alpha).unsqueeze(0)  # [1, C, C]
-        self.gamma = _per_class(config, len(self.T), normal).unsqueeze(0).to(device)  # [1, C]
+        self.gamma = _per_class(config.gamma, len(self.T)).unsqueeze(0).to(device)  # [1, C]
         self.T_tilde: Tensor | None = None  # [S, C, d] if the teacher is fixed
         self._teacher: PerBatch[_Teacher] = PerBatch()
 
@@ -107,7 +96,6 @@ class OGKDObjective:
             self.gamma.unsqueeze(1),
             temperature=choice.temperature,
             normalisation=choice.gad_normalisation,
-            normalise_target=choice.normalise_target,
         )
         locally = self._lgd(T_hat, teacher, batch)
         # L = L_CE + λ₁ L_SCCM + λ₂ L_GAD + λ₃ L_LGD (eq. 16)
@@ -151,7 +139,6 @@ class OGKDObjective:
             variant=self.config.lgd_variant,
             temperature=choice.temperature,
             normalisation=choice.lgd_normalisation,
-            normalise_target=choice.normalise_target,
         )
 
 
@@ -170,7 +157,7 @@ class OGKD(PromptMethod[OGKDConfig]):
         "top_ratio": (0.03, 0.1, 0.3, 0.5, 0.8),
         "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
     }
-    free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"})
+    free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "alpha"})
 
     @property
     def uses_patches(self) -> bool:
@@ -182,8 +169,8 @@ class OGKD(PromptMethod[OGKDConfig]):
         return self.config.choice.text_dropout
 
     def objective(self, text: TextSide) -> Objective:
-        scale, device = text.backbone.logit_scale, text.backbone.device
-        return OGKDObjective(self.config, text.bank, scale, device, normal=text.normal)
+        backbone = text.backbone
+        return OGKDObjective(self.config, text.bank, backbone.logit_scale, backbone.device)
 
     def objective_for(
         self, supports: Sequence[Support], text: TextSide, seeds: Sequence[int]
@@ -203,21 +190,11 @@ def _looked_at(support: Support, seed: int) -> Tensor:
     return torch.cat([support.views.look(part, rng).globals for part in images]).float()
 
 
-def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:
+def _per_class(gamma: float | tuple[float, ...], classes: int) -> Tensor:
     """Gamma of each class [C]."""
-    values = torch.tensor(config.gamma, dtype=torch.float32)
+    values = torch.tensor(gamma, dtype=torch.float32)
     if values.dim() and len(values) != classes:
         raise ConfigError(f"gamma has {len(values)} values, but there are {classes} classes.")
     if bool(((values < 0) | (values > 1)).any()):
-        raise ConfigError(f"gamma must lie between 0 and 1, but is {config.gamma}.")
-    values = values.expand(classes)
-    if config.gamma_normal is None:
-        return values
-    if not normal:
-        raise ConfigError(
-            f"gamma_normal is {config.gamma_normal}, but none of the {classes} classes is marked "
-            "as normal. Mark the classes that mean 'nothing found', or leave gamma_normal out."
-        )
-    values = values.clone()
-    values[list(normal)] = config.gamma_normal
-    return values
+        raise ConfigError(f"gamma must lie between 0 and 1, but is {gamma}.")
+    return values.expand(classes)

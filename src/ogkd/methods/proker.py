@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ogkd.methods import Head, KernelHead, TextSide, register
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig, Rows, text_prior
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.grid_search import Trial, choose
 
 BETAS = tuple(0.5 + 0.5 * k for k in range(20))  # 0.5 .. 10
@@ -18,7 +18,7 @@ LAMBDAS = tuple(math.pow(10, k / 2) for k in range(-4, 5))  # 0.01 .. 100
 DEFAULT = (3.0, 3.0)  # good at one shot on validation images of eleven real datasets
 
 
-class ProKeRConfig(PriorConfig, RivalConfig):
+class ProKeRConfig(PriorConfig):
     """`beta` and `lam` are searched if None; at one shot without validation both are 3."""
 
     beta: float | None = Field(default=None, gt=0)
@@ -31,11 +31,11 @@ class ProKeR(FeatureMethod[ProKeRConfig]):
 
     H has the kernel k(v, u) = exp(-beta (1 - v' u)). In closed form
     f(v) = v T' + k(v, S) (K + lambda I)^-1 (Y - S T'); logits are scale * f(v).
-    Named differences from the released code, unless fidelity is "released": that solves
-    (K / lambda + I) and leaves out the factor 1 / lambda, so its correction is lambda times larger;
-    the first of equally good pairs is taken there; it sees one augmented view. In both: the grid
-    reaches to lambda = 100, and beta to 10 (there each dataset has its own); logits have the
-    backbone's scale, so that probabilities are not nearly uniform; a Cholesky solve in float64.
+    Named differences from the released code: that solves (K / lambda + I) and leaves out the factor
+    1 / lambda, so its correction is lambda times larger; the first of equally good pairs is taken
+    there; it sees one augmented view; the grid reaches to lambda = 100, and beta to 10 (there each
+    dataset has its own); logits have the backbone's scale, so that probabilities are not nearly
+    uniform; a Cholesky solve in float64.
     """
 
     name = "proker"
@@ -46,7 +46,7 @@ class ProKeR(FeatureMethod[ProKeRConfig]):
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         T, scale = text_prior(text, self.config.prior), text.backbone.logit_scale
         beta, lam = self._choose(rows, T, scale)
-        A = scale * self._factor(lam) * ridge(rows, T, beta, lam)
+        A = scale * ridge(rows, T, beta, lam)
         return KernelHead(T, scale, rows.features.contiguous(), A.float().contiguous(), beta)
 
     def _choose(self, rows: Rows, T: Tensor, scale: float) -> tuple[float, float]:
@@ -57,19 +57,12 @@ class ProKeR(FeatureMethod[ProKeRConfig]):
         lambdas = LAMBDAS if lam is None else (lam,)
 
         def corrections(trial: Trial) -> Tensor:
-            values = _corrections(trial.rows, trial.features, T, betas, lambdas)
-            factors = torch.tensor([self._factor(lam) for _ in betas for lam in lambdas])
-            return values * factors.to(values)[:, None, None]
+            return _corrections(trial.rows, trial.features, T, betas, lambdas)
 
-        first = self.as_benchmarked
-        best = choose(rows, corrections, (scale,), T=T, scale=scale, first=first)
+        best = choose(rows, corrections, (scale,), T=T, scale=scale)
         if best is None:
             return beta or DEFAULT[0], lam or DEFAULT[1]
         return betas[best[0] // len(lambdas)], lambdas[best[0] % len(lambdas)]
-
-    def _factor(self, lam: float) -> float:
-        """By how much the released correction is larger (fidelity.md, 51)."""
-        return lam if self.as_benchmarked else 1.0
 
 
 def ridge(rows: Rows, T: Tensor, beta: float, lam: float) -> Tensor:

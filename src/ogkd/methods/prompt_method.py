@@ -19,13 +19,7 @@ from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import Objective, OwnGradient, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.methods.base import (
-    Folder,
-    Method,
-    MethodConfig,
-    Support,
-    TextSide,
-)
+from ogkd.methods.base import Folder, Method, MethodConfig, Support, TextSide
 from ogkd.methods.heads import Head, TextHead
 
 

@@ -26,11 +26,11 @@ class Ranking:
     """What scores depend on beside the images, all of it fixed before the support was seen.
 
     Class texts T [C, d] with the backbone's scale, how many images centring them is worth (nu) and
-    they themselves (kappa); None if no text was fixed. `ridge` is added to the scatter within
+    they themselves (kappa). `ridge` is added to the scatter within
     classes of rows of unit length; `widths` are those of the deeper parts behind d numbers.
     """
 
-    T: Tensor | None
+    T: Tensor
     scale: float
     nu: float
     kappa: float
@@ -60,10 +60,9 @@ class Ranked:
         self._XX = torch.stack([metric.XX for metric in self._metrics])
         self._XM = torch.stack([metric.XM for metric in self._metrics])
         self._MM = torch.stack([metric.MM for metric in self._metrics])
-        N, kappa = len(labels), 0.0 if ranking.T is None else ranking.kappa
-        self._share = (self.n / (kappa + self.n)).double()  # of images beside text
+        N, T = len(labels), ranking.T.double().cpu()
+        self._share = (self.n / (ranking.kappa + self.n)).double()  # of images beside text
         self._half = N / 2
-        T = v.new_zeros(classes, ranking.d) if ranking.T is None else ranking.T.double().cpu()
         self._text = ranking.scale * (T - T.mean(0))
         self._centring = N / (N + ranking.nu)
         self._text_logits = v @ self._text.mT  # [N, C]
@@ -87,12 +86,9 @@ class Ranked:
         new = -self._logits(to_means, text).log_softmax(-1)  # [B, C]
         p_values = []
         for y, rows_of_class in enumerate(self._of):
-            shift = (text_logits.unsqueeze(1) - self._text_logits[rows_of_class]) / (
-                self.n[y] * len(self.n)
-            )
-            text = self._text_logits[rows_of_class] - self._centring * (
-                self._mean_text_logits + shift
-            )
+            known = self._text_logits[rows_of_class]
+            shift = (text_logits.unsqueeze(1) - known) / (self.n[y] * len(self.n))
+            text = known - self._centring * (self._mean_text_logits + shift)
             to_means = self._swapped(xx, xX[..., rows_of_class], xM, y)
             old = -self._logits(to_means, text).log_softmax(-1)[..., y]  # [B, n]
             above = (old >= new[:, y : y + 1] - _TIE).sum(1)
@@ -113,10 +109,8 @@ class Ranked:
         """
         n, C, rows_of_class = int(self.n[y]), len(self.n), self._of[y]
         only = slice(y, y + 1)
-        XX, XM = (
-            self._XX[:, None, rows_of_class, None],
-            self._XM[:, None, rows_of_class],
-        )  # [L, 1, n, 1 or C + 1]
+        XX = self._XX[:, None, rows_of_class, None]  # [L, 1, n, 1]
+        XM = self._XM[:, None, rows_of_class]  # [L, 1, n, C + 1]
         MM, My = _diagonal(self._MM).unsqueeze(1), self._MM[:, None, only]  # [L, 1, 1, C + 1]
         # u = x_i - mean_c, with the means of the support
         uu = XX - 2 * XM + MM

@@ -123,15 +123,13 @@ class TipAdapterF(TipAdapter[TipAdapterFConfig]):
             steps = max(1, config.epochs * batches)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
             head = KernelHead(T, scale, K, alpha * values(cached), beta)
-            for epoch in range(config.epochs):
-                seen = rows.view(1 + epoch % max(1, rows.views - 1)) if released else rows
-                order = torch.randperm(len(seen.labels), generator=generator)
-                for batch in order.split(config.batch_size):
-                    loss = cross_entropy(head.logits(seen.features[batch]), seen.labels[batch])
-                    optimiser.zero_grad()
-                    loss.backward()
-                    optimiser.step()
-                    schedule.step()
+            first = 1 if released else None
+            for _, batch in rows.batches(config.epochs, config.batch_size, generator, first=first):
+                loss = cross_entropy(head.logits(batch.features), batch.labels)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                schedule.step()
         return K.detach()
 
 

@@ -305,24 +305,18 @@ class Calibration(BaseModel):
         """The calibration images by content and by pixels."""
         return frozenset((*self.image_keys, *self.image_pixels))
 
-    def limits(
-        self,
-        coverage: float = COVERAGE,
-        *,
-        sensitivity: float | None = None,
-        confidence: float | None = None,
-    ) -> list[Array]:
+    def limits(self, coverage: float = COVERAGE) -> list[Array]:
         """For each question, the smallest probability of each class that is still plausible [C].
 
         If new cases are exchangeable with the calibration cases, the right class is plausible with
         probability at least `coverage`: on average over classes, or for findings among the cases
-        that show one and among those that do not. `sensitivity` instead holds with `confidence`
-        for the cases that show a finding. 0 where there are too few cases: always plausible.
+        that show one and among those that do not. `sensitivity`, if requested, instead holds with
+        `confidence` for the cases that show a finding. 0 where there are too few cases: always
+        plausible.
         """
         check_share("coverage", coverage)
-        wanted = self.sensitivity if sensitivity is None else sensitivity
-        level = self.confidence if confidence is None else confidence
-        return [question.limits(coverage, wanted, level) for question in self.questions]
+        how = coverage, self.sensitivity, self.confidence
+        return [question.limits(*how) for question in self.questions]
 
     def require_sets(self, coverage: float) -> None:
         """Raise unless there are cases enough for sets of that coverage."""
@@ -365,24 +359,13 @@ class Calibration(BaseModel):
 class CalibratedSets:
     """Prediction sets by the smallest plausible probabilities of a calibration."""
 
-    def __init__(
-        self,
-        calibration: Calibration,
-        task: Task,
-        sensitivity: float | None = None,
-        confidence: float | None = None,
-    ) -> None:
-        """`sensitivity` and `confidence` replace what the calibration was made for."""
+    def __init__(self, calibration: Calibration, task: Task) -> None:
         self.calibration, self.task = calibration, task
-        self.sensitivity = calibration.sensitivity if sensitivity is None else sensitivity
-        self.confidence = calibration.confidence if confidence is None else confidence
         self._yes_or_no = any(question.shift for question in calibration.questions)
 
     def limits(self, coverage: float) -> list[Array]:
         """For each question, the smallest plausible probability of each class [C]."""
-        return self.calibration.limits(
-            coverage, sensitivity=self.sensitivity, confidence=self.confidence
-        )
+        return self.calibration.limits(coverage)
 
     def check(self, coverage: float) -> None:
         """Raise unless there are cases enough for sets of that coverage.
@@ -402,16 +385,16 @@ class CalibratedSets:
         """What is guaranteed of findings, and for which it cannot be."""
         if not self._yes_or_no:
             return
-        wanted = self.sensitivity
+        wanted, confidence = self.calibration.sensitivity, self.calibration.confidence
         missed = f"{100 * (1 - (coverage if wanted is None else wanted)):g} %"
-        how = "" if wanted is None else f" (with {100 * self.confidence:g} % confidence)"
+        how = "" if wanted is None else f" (with {100 * confidence:g} % confidence)"
         yield (
             f"On images like those of the calibration, at most {missed} of the images with a "
             f"finding are answered no{how}, and at most {100 * (1 - coverage):g} % of those "
             "without it yes; others are unsure."
         )
         least = held_out_for_coverage(coverage)
-        needed = least if wanted is None else held_out_for_sensitivity(wanted, self.confidence)
+        needed = least if wanted is None else held_out_for_sensitivity(wanted, confidence)
         for word, kind, column, number in (("no", "with", 1, needed), ("yes", "without", 0, least)):
             counts = [len(question.scores[column]) for question in self.calibration.questions]
             pairs = zip(self.task.names, counts, strict=True)

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from ogkd import plugins
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.core.pooling import Pooling
@@ -124,14 +125,14 @@ class ModelCard(BaseModel):
     backbone: BackboneCard
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
     prompts: str | None = None  # name of the bank; None: templates
-    prompts_sha256: str
-    data_sha256: str
-    support_counts: tuple[int, ...]  # cases learned from: of each class, or with each finding
+    prompts_sha256: str = ""
+    data_sha256: str = ""
+    support_counts: tuple[int, ...] = ()  # cases learned from: of each class, or with each finding
     support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
     support_pixels: tuple[str, ...] = ()  # the same by pixels, of a few images of each case
     unlabelled_images: tuple[str, ...] = ()  # those without labels, by content and by pixels
     shots: int | None = None
-    seed: int
+    seed: int = 0
     cases: dict[str, str | None] = {}  # what makes a case, as `Grouping.as_json` writes it
     images: int = Field(default=0, ge=0)  # that the model has learned from
     learned_cases: int = Field(default=0, ge=0)  # that these belong to
@@ -152,6 +153,20 @@ class ModelCard(BaseModel):
         if len(self.support_counts) not in (0, len(task.names)):
             raise ValueError(f"{len(self.support_counts)} counts for {len(task.names)} names")
         return self
+
+    @classmethod
+    def of(cls, method: Method, task: Task, backbone: Backbone, **facts: Any) -> Self:
+        """The card of a model; `facts` are the fields about its texts and images."""
+        return cls(
+            method=method.name,
+            plugin=plugins.name_of(type(method)),
+            config=method.config.model_dump(mode="json"),
+            asks=task.as_json(),
+            backbone=BackboneCard.of(backbone),
+            logit_scale=backbone.logit_scale,
+            versions=dict(versions()),
+            **facts,
+        )
 
     def write(self, path: Path) -> None:
         """Write it with a digest of itself."""
@@ -192,9 +207,11 @@ class ModelCard(BaseModel):
         try:
             return read_record(path, cls, oldest=SCHEMA, newest=SCHEMA)
         except OSError as error:
+            inner = path.parent / "model"  # where `ogkd start` puts it
+            near = f" Did you mean {inner}?" if (inner / path.name).is_file() else ""
             raise ConfigError(
-                f"{path.parent} is not a model folder: there is no readable {path.name}. "
-                "Give the folder of a fitted model."
+                f"{path.parent} is not a model folder: there is no readable {path.name}.{near}",
+                argument="model",
             ) from error
         except ValueError as error:
             raise ConfigError(

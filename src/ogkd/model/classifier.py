@@ -23,7 +23,7 @@ from ogkd.data.grouping import Grouping
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, OgkdWarning, pluralize
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
-from ogkd.files import folder_atomically, resolved
+from ogkd.files import folder_atomically, resolved, write_text
 from ogkd.images import Images, image_refs
 from ogkd.methods import METHODS, Head
 from ogkd.model.calibration import CALIBRATION, Calibration
@@ -31,6 +31,8 @@ from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.policy import Policy
+from ogkd.model.readme import README, readme
+from ogkd.model.share import push
 
 Cases = Images | Dataset | Mapping[str, Images] | Sequence[Case]
 WEIGHTS = "weights.safetensors"
@@ -190,6 +192,14 @@ class Classifier:
         if self.calibration is not None:
             calibration = self.calibration.model_copy(update={"weights_sha256": digest})
             calibration.write(folder / CALIBRATION)
+        write_text(folder / README, readme(self.card, self.calibration), ours=True)
+
+    def push_to_hub(self, hub_id: str, *, private: bool = True, message: str = "ogkd") -> str:
+        """Write the model to the hub as "org/name" and return its address; `ogkd.load` reads it.
+
+        It holds features of the images learned from: keep it private unless these may be shared.
+        """
+        return push(self, hub_id, private=private, message=message)
 
 
 def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
@@ -216,7 +226,7 @@ def place_for_model(folder: str | Path) -> Path:
     names = set()
     if path.is_dir():
         names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    others = sorted(names - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
+    others = sorted(names - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION, README})
     problem = ""
     if path.exists() and not path.is_dir():
         problem = "is a file, not a model folder"

@@ -245,8 +245,10 @@ class Decider:
                     "not for others.",
                     argument="coverage",
                 )
-            confidence = None if policy.sensitivity is None else policy.confidence
-            sets = CalibratedSets(calibration, self.task, policy.sensitivity, confidence)
+            if policy.sensitivity is not None:
+                wanted = {"sensitivity": policy.sensitivity, "confidence": policy.confidence}
+                calibration = calibration.model_copy(update=wanted)
+            sets = CalibratedSets(calibration, self.task)
         sets.check(self.coverage)
         return sets
 

@@ -7,27 +7,29 @@ evidence and nothing else, on an orange fundus as on a grey scan. The empty back
 from __future__ import annotations
 
 import textwrap
-from functools import lru_cache
-from pathlib import Path
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from ogkd.model.explain import Evidence, smoothed
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
-_SMALLEST = 448  # of a panel of the whole picture, so that its words fit
 _STRONGEST = 0.8  # opacity of the colour where the evidence is greatest
 _STOPS = (0.0, 0.5, 1.0)  # of the scale, from weak to strong
 _COLOURS = ((40, 60, 255), (0, 170, 255), (150, 255, 255))  # lighter means stronger
+_AGAINST = ((150, 60, 0), (240, 120, 0), (255, 205, 120))  # the same for what speaks against
 _DARKENED = 0.65  # of the grey copy below the map
 _DARK, _WHITE = 20, 235  # levels up to and from which a pixel may be empty background
 _EVEN, _NEAR = 8, 5  # most levels between pixels of a 5 x 5 square in it; speckle has more
 _RIM = 4  # pixels at its edge, which are less even
 _MENTIONED = 0.1  # share of the evidence on the background from which the picture says so
-_AGAINST = ((150, 60, 0), (240, 120, 0), (255, 205, 120))  # the same for what speaks against
-_PAPER, _INK, _FAINT, _ALERT = (24, 24, 27), (244, 244, 245), (150, 150, 158), (252, 190, 90)
+_PAPER, _INK, _FAINT, _ALERT = "#18181b", "#f4f4f5", "#96969e", "#fcbe5a"
+_WIDTH, _LINE, _DPI = 9.6, 0.27, 150  # inches of a picture and of a line in it; pixels per inch
+_FONT = "DejaVu Sans"  # which matplotlib brings along
+_LETTERS, _NAME = 100, 40  # letters of a line, and at most of a name
 
 
 def draw(evidence: Evidence) -> Image.Image:
@@ -37,27 +39,43 @@ def draw(evidence: Evidence) -> Image.Image:
     images with each other. Stronger is also lighter, so the map can be read without seeing colours.
     Parts are smoothed, and nothing is drawn on the empty background.
     """
-    right, hidden = _map(evidence)
-    side = max(right.width, _SMALLEST)
-    panels = [evidence.image.convert("RGB"), right]
-    panels = [panel.resize((side, side), Image.Resampling.BICUBIC) for panel in panels]
-    line, gap = side // 12, side // 28
-    width = 2 * side + 3 * gap
-    words = _words(evidence, hidden, width - 2 * gap, line)
-    top = gap + len(words) * line + line // 2
-    picture = Image.new("RGB", (width, top + side + 2 * line + 2 * gap), _PAPER)
-    pen = ImageDraw.Draw(picture)
-    for row, (text, colour, size) in enumerate(words):
-        pen.text((gap, gap + row * line), text, colour, _font(size))
-    for left, panel in zip((gap, side + 2 * gap), panels, strict=True):
-        picture.paste(panel, (left, top))
-    small = _font(round(line * 0.6))
-    under = top + side + gap // 2
-    pen.text((gap, under), "The image as the model saw it", _INK, small)
-    name = _name(evidence, small, side - round(small.getlength("Evidence for ")))
-    pen.text((side + 2 * gap, under), f"Evidence on {name}", _INK, small)
-    _key(picture, (side + 2 * gap, under + line), (side, line), small)
-    return picture
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: only pictures need it
+    from matplotlib.figure import Figure
+
+    heat, hidden = _map(evidence)
+    lines = _words(evidence, hidden)
+    side = 0.47 * _WIDTH
+    height = (len(lines) + 3) * _LINE + side
+    figure = Figure((_WIDTH, height), dpi=_DPI, facecolor=_PAPER)
+    line = _LINE / height
+
+    def write(left: float, bottom: float, text: str, colour: str, size: int) -> None:
+        style: dict[str, Any] = {
+            "color": colour,
+            "fontsize": size,
+            "fontfamily": _FONT,
+            "parse_math": False,
+        }
+        figure.text(left, bottom, text, **style)
+
+    for row, (text, colour) in enumerate(lines):
+        write(0.02, 1 - (row + 0.8) * line, text, colour, 12)
+    panels = ((0.02, evidence.image.convert("RGB"), "The image as the model saw it"),
+              (0.51, heat, "Evidence for and against it"))  # fmt: skip
+    for left, picture, text in panels:
+        axes = figure.add_axes((left, 2.2 * line, 0.47, side / height))
+        axes.imshow(picture, aspect="auto", interpolation="bicubic")
+        axes.set_axis_off()
+        write(left, 1.5 * line, text, _INK, 10)
+    key = figure.add_axes((0.58, 0.6 * line, 0.35, 0.4 * line))
+    scale = np.linspace(-1, 1, 256, dtype=np.float32)[None]
+    key.imshow(_coloured(np.full((1, 256), 80, np.float32), scale), aspect="auto")
+    key.set_axis_off()
+    for x, text in ((0.51, "against"), (0.94, "for")):
+        write(x, 0.6 * line, text, _INK, 10)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def heat_map(evidence: Evidence) -> Image.Image:
@@ -102,11 +120,19 @@ def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     mask = Image.fromarray(empty).resize((side, side), Image.Resampling.NEAREST)
     heat[np.asarray(mask)] = 0
     gray = picture.convert("L").resize((side, side), Image.Resampling.BICUBIC)
-    base = _DARKENED * np.asarray(gray, np.float32)[..., None]
-    opacity = _STRONGEST * np.minimum(1.0, np.abs(heat))[..., None]
-    mixed = (1 - opacity) * base + opacity * _colours(heat)
-    drawn = Image.fromarray(mixed.round().astype(np.uint8))
-    return drawn, share
+    return Image.fromarray(_coloured(_DARKENED * np.asarray(gray, np.float32), heat)), share
+
+
+def _coloured(base: NDArray[np.float32], strength: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Grey levels [H, W] with strengths [H, W] from -1 to 1 in colour: [H, W, 3]."""
+    stops = [-stop for stop in reversed(_STOPS)] + list(_STOPS)
+    channels = [
+        np.interp(strength, stops, [*reversed(less), *more])
+        for more, less in zip(zip(*_COLOURS, strict=True), zip(*_AGAINST, strict=True), strict=True)
+    ]
+    opacity = _STRONGEST * np.minimum(1.0, np.abs(strength))[..., None]
+    mixed = (1 - opacity) * base[..., None] + opacity * np.stack(channels, axis=-1)
+    return np.asarray(mixed.round().astype(np.uint8))
 
 
 def background_patches(evidence: Evidence) -> NDArray[np.bool_]:
@@ -132,75 +158,28 @@ def _signed_strength(
     return strength.astype(np.float32), share
 
 
-def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
-    stops = [-stop for stop in reversed(_STOPS)] + list(_STOPS)
-    channels = [
-        np.interp(strength, stops, [*reversed(less), *more])
-        for more, less in zip(zip(*_COLOURS, strict=True), zip(*_AGAINST, strict=True), strict=True)
-    ]
-    return np.stack(channels, axis=-1).astype(np.float32)
-
-
-def _words(
-    evidence: Evidence, hidden: float, width: int, line: int
-) -> list[tuple[str, tuple[int, int, int], int]]:
-    """Lines above the panels: text, colour, size. What speaks against trust comes first."""
-    large, small = round(line * 0.75), round(line * 0.6)
-    letters = int(width / _font(small).getlength("n"))
-    lines = [(text, _ALERT, small) for text in textwrap.wrap(evidence.caution, letters)]
+def _words(evidence: Evidence, hidden: float) -> list[tuple[str, str]]:
+    """Lines above the panels and their colours. What speaks against trust comes first."""
+    lines = [(text, _ALERT) for text in textwrap.wrap(evidence.caution, _LETTERS)]
     share = "" if evidence.probability is None else f"   {100 * evidence.probability:.1f} %"
-    name = _name(evidence, _font(large), width - round(_font(large).getlength(share)))
-    lines.append((name + share, _FAINT if evidence.caution else _INK, large))
+    lines.append((_name(evidence) + share, _FAINT if evidence.caution else _INK))
     if hidden >= _MENTIONED:
         text = f"{100 * hidden:.0f} % of the evidence lies on the empty background, not drawn."
-        lines.append((text, _ALERT, small))
+        lines.append((text, _ALERT))
     return lines
 
 
-def _name(evidence: Evidence, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """The class in letters that the font has, or else its number; shortened to the width."""
+def _name(evidence: Evidence) -> str:
+    """The class in letters that the font has, or else its number; shortened to fit."""
     name = " ".join(evidence.name.split())
     if not name or any(ord(letter) not in _letters() for letter in name):
         name = f"class {evidence.label + 1}"
-    while font.getlength(name) > width and len(name) > 1:
-        name = name[:-2].rstrip() + "…"
-    return name
+    return name if len(name) <= _NAME else f"{name[: _NAME - 1].rstrip()}…"
 
 
-def _key(
-    picture: Image.Image,
-    corner: tuple[int, int],
-    size: tuple[int, int],
-    font: ImageFont.FreeTypeFont,
-) -> None:
-    """The colour key: a bar from against to for."""
-    (left, top), (width, height) = corner, size
-    weak, strong = "against ", " for"
-    start = left + round(font.getlength(weak))
-    length = width - round(font.getlength(weak + strong))
-    scale = np.linspace(-1, 1, length, dtype=np.float32)[None].repeat(round(height * 0.5), axis=0)
-    opacity = np.minimum(1.0, 1.5 * np.abs(scale))[..., None]
-    bar = _colours(scale) * opacity + np.float32(80) * (1 - opacity)
-    picture.paste(Image.fromarray(bar.round().astype(np.uint8)), (start, top + round(height * 0.1)))
-    pen = ImageDraw.Draw(picture)
-    pen.text((left, top), weak, _INK, font)
-    pen.text((start + length, top), strong, _INK, font)
-
-
-@lru_cache(maxsize=8)
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(_font_file(), size)
-
-
-@lru_cache(maxsize=1)
-def _font_file() -> str:
-    from matplotlib import get_data_path  # here: it takes a while, and only pictures need it
-
-    return str(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
-
-
-@lru_cache(maxsize=1)
+@cache
 def _letters() -> frozenset[int]:
+    from matplotlib.font_manager import findfont
     from matplotlib.ft2font import FT2Font
 
-    return frozenset(FT2Font(_font_file()).get_charmap())
+    return frozenset(FT2Font(findfont(_FONT)).get_charmap())

@@ -18,6 +18,7 @@ from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
 from ogkd.model.classifier import CARD, WEIGHTS, Classifier
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
+from ogkd.model.share import is_hub_id, pull
 
 _MOST = 1 << 32  # bytes of weights
 
@@ -30,18 +31,21 @@ def load(
     engine: str | None = None,
     calibrated: bool = True,
 ) -> Classifier:
-    """Load a model folder; `backbone` says where its backbone is now, if it moved.
+    """Load a model folder, or a model on the hub, "org/name".
+
+    `backbone` says where its backbone is now, if it moved.
 
     `engine` encodes images in another way than the fit did (ogkd.backbones.engines): faster,
     but the probabilities are then not quite the same. With `calibrated=False` the probabilities
     are those of the fit, whatever a calibration has found since.
     """
-    folder = Path(folder)
+    folder = pull(str(folder)) if is_hub_id(folder) else Path(folder)
     recover(folder)
     card = ModelCard.read(folder / CARD)
     tensors, sha256 = _read_weights(folder / WEIGHTS, card)
     backbone = _backbone(folder, card, backbone, device, engine)
     head = _head(folder / WEIGHTS, tensors, card, backbone)
+    backbone = method_of(card).tower(backbone, tensors)
     calibration = None
     if calibrated:
         calibration = Calibration.read(folder / CALIBRATION, card.task, weights_sha256=sha256)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TextIO
 
 from ogkd.cells import escape_formula, escape_path
+from ogkd.data.tables import Row, Sheet, row_appender
 from ogkd.data.task import Answer, Task
 from ogkd.model.decide import Decision, SeenImage
 
@@ -16,20 +16,20 @@ _YES_OR_NO = {None: "", True: "yes", False: "no"}
 
 
 def row_writer(
-    file: TextIO, task: Task, format: Format, *, joined: bool
+    file: TextIO | Sheet, task: Task, format: Format, *, joined: bool
 ) -> Callable[[Decision], None]:
     """Write the header of a table, if it is one; returns what writes a decision.
 
     `joined` adds the columns of cases of several images.
     """
-    table = csv.writer(file, lineterminator="\n")
+    append = row_appender(file)
     if format == "csv":
-        table.writerow([escape_formula(column) for column in _columns(task, joined)])
+        append([escape_formula(column) for column in _columns(task, joined)])
 
     def write(decision: Decision) -> None:
         entry = decision_json(task, decision, joined=joined)
-        if format == "csv":
-            table.writerow(_cells(task, entry, decision.answer, joined))
+        if isinstance(file, Sheet) or format == "csv":
+            append(_cells(task, entry, decision.answer, joined))
         else:  # ASCII with escapes: valid JSON even if a file name is not valid text
             if joined:
                 entry["weights"] = _weights(decision.images)
@@ -44,13 +44,13 @@ def _columns(task: Task, joined: bool) -> list[str]:
     return ["path", *names[:first], "unfamiliar", "error", *cases, *names[first:]]
 
 
-def _cells(task: Task, entry: dict[str, Any], answer: Answer | None, joined: bool) -> list[str]:
+def _cells(task: Task, entry: dict[str, Any], answer: Answer | None, joined: bool) -> Row:
     """Cells of a row; no cell can act as a spreadsheet formula."""
     columns = task.columns(answer)
     first = dict(columns[: task.first_columns])
     if "abstain" in first:
         first["abstain"] = _YES_OR_NO[entry["abstain"]]
-    row = [escape_path(entry["path"]), *map(_cell, first.values())]
+    row: list[object] = [escape_path(entry["path"]), *map(_cell, first.values())]
     row += [_YES_OR_NO[entry["unfamiliar"]], escape_formula(entry["error"] or "")]
     if joined:
         deciding = " | ".join(f"{d['path']} ({d['weight']:.3f})" for d in entry["decided_by"])
@@ -58,10 +58,11 @@ def _cells(task: Task, entry: dict[str, Any], answer: Answer | None, joined: boo
     return [*row, *(_cell(value) for _, value in columns[task.first_columns :])]
 
 
-def _cell(value: object) -> str:
+def _cell(value: object) -> object:
+    """Numbers, and nothing, as they are."""
     if isinstance(value, float):
-        return f"{value:.6f}"
-    return "" if value is None else escape_formula(str(value))
+        return round(value, 6)
+    return value if value is None or isinstance(value, int) else escape_formula(str(value))
 
 
 def decision_json(task: Task, decision: Decision, *, joined: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.data.phantoms import _gray, _optical
+from ogkd.data.phantoms import _families
 from ogkd.data.phantoms._draw import Canvas, Drawing, new_rng, record, to_levels
 from ogkd.data.tables import csv_text
 from ogkd.errors import ConfigError, DataError, did_you_mean
@@ -58,12 +58,9 @@ class Phantom:
 
 
 _DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
-    "us-breast": _gray.us_breast,
-    "ct-kidney": _gray.ct_kidney,
-    "mri-brain": _gray.mri_brain,
-    "histology": _optical.histology,
-    "cxr": _gray.chest,
-    "endoscopy": _optical.endoscopy,
+    "us-breast": _families.us_breast,
+    "cxr": _families.chest,
+    "endoscopy": _families.endoscopy,
 }
 
 
@@ -248,7 +245,7 @@ def write_films(
             present = draws[0] < _PREVALENCES
             known = draws[1] >= (0 if split == "test" else missing)
             labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
-            image, _, _ = _gray.chest(labels, Canvas(new_rng(scene), new_rng(texture), size))
+            image, _, _ = _families.chest(labels, Canvas(new_rng(scene), new_rng(texture), size))
             Image.fromarray(to_levels(image)).save(aside / f"{path}.png", compress_level=1)
             cells = np.where(known, np.where(present, "1", "0"), "")
             rows.append([f"{path}.png", *cells.tolist(), split])

@@ -131,18 +131,13 @@ class Canvas:
     def ink(
         self, strokes: Iterable[tuple[NDArray[np.float64], float, float]], *, blur: float
     ) -> Array:
-        """Outlines (pixel points [N, 2], strength 0..1, line width), later ones on top.
-
-        The width is a part of the image's side; 0 fills a polygon.
-        """
+        """Lines (pixel points [N, 2], strength 0..1, width as a part of the side), later on top."""
         image = Image.new("L", (self.size, self.size))
         pen = ImageDraw.Draw(image)
         for points, strength, width in strokes:
-            corners, fill = points.ravel().tolist(), int(255 * strength)
-            if width:
-                pen.line(corners, fill=fill, width=max(1, round(width * self.size)), joint="curve")
-            else:
-                pen.polygon(corners, fill=fill)
+            thick = max(1, round(width * self.size))
+            fill = int(255 * strength)
+            pen.line(points.ravel().tolist(), fill=fill, width=thick, joint="curve")
         image = image.filter(ImageFilter.GaussianBlur(blur * self.size / 160))
         return np.asarray(image, dtype=np.float32) / np.float32(255.0)
 

@@ -1,0 +1,104 @@
+"""Changes of frozen towers: what enters their blocks, and weights in place of their own.
+
+A learner makes a change from what it trains, so gradients reach that; a fitted one makes a
+backbone with a digest of its own (`with_change`), whose features are never mixed with others.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.engines import without_engine
+from ogkd.errors import ConfigError
+
+
+class Change:
+    """What a method does to both towers; here nothing.
+
+    Weights are by name in the tower. Tokens after the patches are left out at the end.
+    """
+
+    image_weights: Mapping[str, Tensor] = {}
+    text_weights: Mapping[str, Tensor] = {}
+
+    def image(self, number: int, tokens: Tensor) -> Tensor:
+        """What enters block `number`, from 0, of the image tower, in place of [B, T, w]."""
+        return tokens
+
+    def text(self, number: int, tokens: Tensor) -> Tensor:
+        """What enters block `number`, from 0, of the text tower, in place of [B, L, w]."""
+        return tokens
+
+
+class BlankPatches(Change):
+    """Zeros over the first patches, before every block: the visual prompt of Biomed-DPT."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count  # tokens before the patches, patches
+
+    def image(self, number: int, tokens: Tensor) -> Tensor:
+        blanked = tokens.clone()
+        blanked[:, self.first : self.first + self.count] = 0
+        return blanked
+
+
+def towers_of(backbone: Backbone) -> TowersBackbone:
+    """The backbone as one whose towers can be changed; it encodes in float32."""
+    backbone = without_change(without_engine(backbone))
+    if isinstance(backbone, TowersBackbone) and hasattr(backbone.model.image, "blocks"):
+        return backbone
+    raise ConfigError(
+        f"The towers of {backbone.name} cannot be changed: they are not transformers known here.",
+        argument="backbone",
+    )
+
+
+def image_width(backbone: Backbone) -> int:
+    """The width of the image tower's tokens."""
+    return int(towers_of(backbone).model.image.spec.width)
+
+
+def depth(backbone: Backbone) -> int:
+    """The blocks of the tower that has fewer."""
+    model = towers_of(backbone).model
+    texts = model.text.blocks if hasattr(model.text, "blocks") else model.text.bert.encoder.layer
+    return int(min(model.image.spec.depth, len(texts)))
+
+
+def with_change(backbone: Backbone, change: Change, fingerprint: str) -> Backbone:
+    """The backbone with changed towers; `fingerprint` identifies the change.
+
+    Its texts go through changed weights, but not through what a change does between blocks, which
+    is meant for the texts of its own method.
+    """
+    original = towers_of(backbone)
+    if backbone.engine != original.engine:
+        raise ConfigError(
+            f"Images go through a tuned tower in float32, not in {backbone.engine}.",
+            argument="engine",
+        )
+    twin = copy.copy(original)
+    twin.unchanged = original
+    twin.digest = hashlib.sha256(f"{original.digest} {fingerprint}".encode()).hexdigest()
+    twin.change = change
+    if change.image_weights or change.text_weights:
+        twin.model = copy.deepcopy(original.model)
+        for tower, weights in (
+            (twin.model.image, change.image_weights),
+            (twin.model.text, change.text_weights),
+        ):
+            state = {name: weight.detach() for name, weight in weights.items()}
+            tower.load_state_dict(state, strict=False)
+    return twin
+
+
+def without_change(backbone: Backbone) -> Backbone:
+    """The backbone with its own towers."""
+    unchanged = getattr(backbone, "unchanged", None)
+    return unchanged if isinstance(unchanged, Backbone) else backbone
