@@ -17,7 +17,7 @@ FIT = "fit {data} -b {clip} -m ogkd -o m"
 EMBED = "embed -b {clip} -o f"
 EVALUATE = "evaluate {fitted} {data} --resamples 0"
 IMPORT = "import-checkpoint context.pt -b {clip} -o m"
-PHANTOMS = "phantoms ct-kidney"
+PHANTOMS = "phantoms us-breast"
 SPLIT = "data split table.csv --out s.csv"
 NEW = "prompts new -c 'a, b' -o"
 NAMES = "'benign tumor, normal_lung'"
@@ -124,7 +124,7 @@ MISTAKES = {
     "data download btmri btmr": "Did you mean 'btmri'",
     "data download": "Missing argument",
     PHANTOMS: "--out",
-    "phantoms ct-kidny -o p": "Did you mean 'ct-kidney'?",
+    "phantoms us-breats -o p": "Did you mean 'us-breast'?",
     f"{PHANTOMS} -o p --size 5": "--size",
     f"{PHANTOMS} -o taken": "not an empty folder",
     # Prompts
