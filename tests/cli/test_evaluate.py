@@ -101,3 +101,18 @@ def test_unreadable_files_are_listed_all_at_once_or_skipped(ogkd, refused, fitte
     assert "bad.png" in outcome.err
     assert "No intervals were computed" in page.read_text()
     assert "Left out: 2 files that cannot be read." in page.read_text()
+
+
+def test_subgroups_are_columns_of_the_table(ogkd, refused, fitted, data, tmp_path):
+    lines = ["path,label,Sex"]
+    for number, file in enumerate(sorted((data / "test").rglob("*.png"))):
+        lines.append(f"{file},{file.parent.name.replace('_', ' ')},{'mf'[number % 2]}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    place = tmp_path / "r.html"
+    words = ("evaluate", fitted, table, "--resamples", 50, "--report", place, "--by")
+    out = ogkd(*words, "sex").out
+    assert "Subgroups" in out
+    assert "sex: m" in out
+    assert "sex: m" in place.read_text(encoding="utf-8")
+    assert "sex (option --by)" in refused(*words, "sex,site")
