@@ -56,7 +56,7 @@ def test_a_class_graph_is_drawn_with_its_names_and_weights(ax):
     ogkd.plots.class_graph(W, ["cyst", "stone", "tumor"], ax)
     np.testing.assert_allclose(ax.images[0].get_array(), W)
     assert [text.get_text() for text in ax.get_xticklabels()] == ["cyst", "stone", "tumor"]
-    assert [text.get_text() for text in ax.texts] == [f"{x:.2f}"[1:] for x in W.ravel().tolist()]
+    assert [text.get_text() for text in ax.texts] == [f"{x:.2f}" for x in W.ravel().tolist()]
 
 
 def test_the_history_of_a_training_is_its_log(bert_backbone, pictures, tmp_path, ax):

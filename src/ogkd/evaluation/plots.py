@@ -56,17 +56,17 @@ def history(model: Classifier, ax: Any = None) -> Any:
 
 def class_graph(W: ArrayLike, names: Sequence[str], ax: Any = None) -> Any:
     """A class graph W [C, C], as `ogkd.geometry.class_graph` computes it; rows sum to one."""
-    weights, ax = np.asarray(W), ax or plt.gca()
-    most, n = float(weights.max()), len(weights)
-    ax.imshow(weights, cmap="Blues", vmin=0.0, vmax=most)
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    n, ax = len(names), ax or plt.gca()
     labels = [textwrap.fill(name, 20) for name in names]
-    ax.set_xticks(range(n), labels, rotation=45, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(n), labels)
+    ConfusionMatrixDisplay(np.asarray(W), display_labels=labels).plot(
+        ax=ax, cmap="Blues", include_values=n <= WRITTEN, values_format=".2f",
+        xticks_rotation=45, im_kw={"vmin": 0.0}, text_kw={"fontsize": 6.5},
+    )  # fmt: skip
     ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
+    for label in ax.get_xticklabels():
+        label.set(ha="right", rotation_mode="anchor")
     ax.grid(False)
-    for row, column in np.ndindex(n, n) if n <= WRITTEN else ():
-        ink = "white" if weights[row, column] > 0.6 * most else "#222222"
-        number = f"{weights[row, column]:.2f}".removeprefix("0")
-        ax.text(column, row, number, ha="center", va="center", fontsize=6.5, color=ink)
     ax.set(xlabel="Neighbour", ylabel="Class")
     return ax
