@@ -29,7 +29,7 @@ def subgroup_rows(
     """For each name in `by` and each of its values, what `measure` gives, and for all others.
 
     `measure` gives one metric and its interval. Fewer than ten patients (or images of unknown
-    ones) are not measured: the exact interval of nine is up to 60 points wide, and resamples of so
+    ones) are not measured: the exact interval of nine is up to 65 points wide, and resamples of so
     few look more certain than they are.
     """
     units = resampling_units(len(judged.cases), judged.groups)
