@@ -14,6 +14,7 @@ zero_shot                        a classifier from class names alone
 evaluate, report                 metrics on labelled images; an HTML page about them
 learning_curve                   accuracy by the number of labels, and a forecast for more
 calibrate, Policy                temperature and sets; which promise a decision has to keep
+plots                            evaluations, class graphs and trainings as matplotlib axes
 explain, draw                    which parts of an image support a class
 read_dataset, read_image         labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ogkd.backbones import Backbone, load_backbone
     from ogkd.core import geometry, losses, teacher
     from ogkd.data.read import read_dataset
+    from ogkd.evaluation import plots
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
@@ -78,6 +80,7 @@ __all__ = [
     "load_backbone",
     "losses",
     "methods",
+    "plots",
     "plugins",
     "read_dataset",
     "read_image",
@@ -91,7 +94,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.backbones": ("Backbone", "load_backbone"),
     "ogkd.core": ("geometry", "losses", "teacher"),
     "ogkd.data.read": ("read_dataset",),
-    "ogkd.evaluation": ("evaluate",),
+    "ogkd.evaluation": ("evaluate", "plots"),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
     "ogkd.fitting.learning_curve": ("learning_curve",),

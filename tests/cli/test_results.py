@@ -125,3 +125,18 @@ def test_a_split_is_written_once_and_read_back_as_it_is(ogkd, tmp_path):
     assert outcome.code == 2
     assert "exists and has other content" in outcome.err
     assert table.read_bytes() == written
+
+
+def test_subgroups_are_columns_of_the_table(ogkd, refused, fitted, data, tmp_path):
+    lines = ["path,label,Sex"]
+    for number, file in enumerate(sorted((data / "test").rglob("*.png"))):
+        lines.append(f"{file},{file.parent.name.replace('_', ' ')},{'mf'[number % 2]}")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    place = tmp_path / "r.html"
+    words = ("evaluate", fitted, table, "--resamples", 50, "--report", place, "--by")
+    out = ogkd(*words, "sex").out
+    assert "Subgroups" in out
+    assert "sex: m" in out
+    assert "sex: m" in place.read_text(encoding="utf-8")
+    assert "sex (option --by)" in refused(*words, "sex,site")

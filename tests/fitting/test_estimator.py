@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import tempfile
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score
 
 import ogkd
 from ogkd import OGKDClassifier
@@ -119,8 +120,9 @@ def test_cross_validation_and_grid_search(clip, images, tmp_path):
     ],
 )
 def test_data_that_cannot_be_used_is_refused(clip, X, y):
-    with pytest.raises(DataError):
+    with pytest.raises(DataError) as error:
         OGKDClassifier(clip, "gda").fit(X, y)
+    assert isinstance(error.value, ValueError)  # which scikit-learn expects
 
 
 @pytest.mark.parametrize("findings", [False, True])
@@ -154,3 +156,48 @@ def test_volumes_are_cases_with_slices(clip, tmp_path):
     assert p.shape == (3, 2)
     np.testing.assert_array_equal(p[0], p[2])
     np.testing.assert_allclose(p[:1], classifier.model_.predict_proba([files[3]]), atol=1e-5)
+
+
+def test_errors_are_those_that_scikit_learn_expects_and_survive_processes(clip, images):
+    pixels, y = images
+    fitted = OGKDClassifier(clip, "gda").fit(pixels, y)
+    with pytest.raises(ValueError, match="one image") as data:
+        fitted.predict("a.png")
+    with pytest.raises(ConfigError) as config:
+        OGKDClassifier(clip, "no-such-method").fit(pixels, y)
+    for error, kind in ((data.value, DataError), (config.value, ConfigError)):
+        again = pickle.loads(pickle.dumps(error))
+        assert isinstance(again, kind)
+        assert isinstance(again, ValueError)
+        assert (str(again), again.argument) == (str(error), error.argument)
+
+
+def test_a_pickle_names_the_backbone_and_holds_no_weights_of_it(clip, images):
+    pixels, y = images
+    for backbone in (clip, ogkd.load_backbone(clip)):
+        fitted = OGKDClassifier(backbone, "gda", shots=4).fit(pixels, y)
+        content = pickle.dumps(fitted)
+        assert len(content) < (clip / "model.safetensors").stat().st_size
+        again = pickle.loads(content)
+        np.testing.assert_array_equal(again.predict_proba(pixels), fitted.predict_proba(pixels))
+        assert (again.shots, again.classes_.tolist()) == (4, fitted.classes_.tolist())
+        assert str(clip) in repr(fitted)
+        assert len(repr(fitted)) < 400
+    unfitted = pickle.loads(pickle.dumps(OGKDClassifier(clip, shots=2)))
+    assert unfitted.get_params()["shots"] == 2
+    assert unfitted.backbone == clip
+
+
+def test_labels_that_cross_val_predict_has_numbered_keep_their_names(clip, images):
+    pixels, names = images
+    y = np.array([name.split()[0] for name in names])  # benign, malignant, normal
+    known = {"normal": NAMES[2], "benign": NAMES[0], "malignant": NAMES[1]}
+    model = OGKDClassifier(clip, "gda", class_names=known)
+    p = cross_val_predict(model, pixels, y, cv=3, method="predict_proba")
+    folds = cross_val_predict(model, pixels, y, cv=3)
+    assert (np.unique(y)[p.argmax(axis=1)] == folds).all()
+    numbered = model.fit(pixels, np.unique(y, return_inverse=True)[1])
+    assert numbered.model_.class_names == NAMES
+    assert numbered.classes_.tolist() == [0, 1, 2]
+    with pytest.raises(ConfigError):
+        model.fit(pixels[:12], [0, 1] * 6)  # which two of the three names is not known

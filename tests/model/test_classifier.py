@@ -156,11 +156,12 @@ def test_a_stream_is_read_as_it_is_used(fitted):
 
 def test_new_and_empty_folders_and_models_may_be_written(fitted, folder, tmp_path):
     (tmp_path / "empty").mkdir()
+    (folder / "training.jsonl").write_text("of another model")
     for target in (tmp_path / "a" / "new", tmp_path / "empty", folder):
         assert place_for_model(target) == target.resolve()
         fitted[0].save(target)
         assert ogkd.load(target).class_names == CLASSES
-    assert not (folder / "training.jsonl").exists()
+    assert ogkd.load(folder).history == fitted[0].history
 
 
 def test_a_backbone_is_found_by_its_digest_beside_the_model_or_where_it_is_said_to_be(

@@ -112,6 +112,9 @@ class Backbone(ABC):
     engine: str = "torch"  # how images are encoded (ogkd.backbones.engines): features differ
     deep_parts: tuple[int, ...] = ()  # widths of the parts of deeper features; empty: it has none
 
+    def __repr__(self) -> str:
+        return f"<Backbone: {self.name}, engine {self.engine}>"
+
     def release(self) -> None:
         """Give back memory whose content is read again when it is needed; nothing else changes."""
         return

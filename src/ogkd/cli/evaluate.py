@@ -75,6 +75,12 @@ def evaluate(
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model learned from or was calibrated on.")
     ] = False,
+    by: Annotated[
+        str | None,
+        Option(
+            help="Subgroups: columns of the table, or keywords of DICOM headers; sex,Manufacturer."
+        ),
+    ] = None,
     as_json: opt.JsonOption = False,
     out: Annotated[
         Path | None, opt.output_file("--out", "-o", help="Also write the JSON to this file.")
@@ -109,7 +115,8 @@ def evaluate(
             f"Left out {pluralize(judged.left_out, judged.unit)} that the model learned from or "
             f"was calibrated on; {len(judged.labels)} remain."
         )
-    result = evaluate_predictions(judged, classifier, resamples=resamples)
+    by_names = opt.read_classes(by)
+    result = evaluate_predictions(judged, classifier, resamples=resamples, by=by_names)
     if out is not None:
         write_json(out, result)
     if report is not None:

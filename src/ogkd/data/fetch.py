@@ -76,12 +76,15 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
 
 
 def resolve_data(source: str | Path | Dataset, **options: Any) -> Dataset:
-    """Read data given as a path in any layout or as the name of a benchmark.
+    """Read data given as a path in any layout, the name of a benchmark or a pandas DataFrame.
 
     The options are for layouts that do not specify them, and those of `read_dataset`.
     """
     from ogkd.data.read import read_dataset
+    from ogkd.data.tables import read_frame
 
+    if hasattr(source, "notna"):  # without importing pandas
+        return read_frame(source, **options)
     if not isinstance(source, str | Path):
         return source
     if (named := named_benchmark(source)) is not None:

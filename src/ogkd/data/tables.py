@@ -13,6 +13,7 @@ import io
 import itertools
 import os
 import re
+import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -208,12 +209,30 @@ class Sheet:
                 sheet._book.save(aside)  # or it would complain, and leave a temporary file
 
 
-def row_appender(output: TextIO | Sheet) -> Callable[[Row], None]:
-    """What adds a row to a sheet, or to a CSV file, where numbers have six digits."""
-    if isinstance(output, Sheet):
+def row_appender(output: TextIO | Sheet | list[Row]) -> Callable[[Row], None]:
+    """What adds a row to a sheet or list, or to a CSV file, where numbers have six digits."""
+    if isinstance(output, Sheet | list):
         return output.append
     table = csv.writer(output, lineterminator="\n")
     return lambda row: table.writerow([f"{x:.6f}" if isinstance(x, float) else x for x in row])
+
+
+def data_frame(rows: Sequence[Row]) -> Any:
+    """Rows below their header as a pandas DataFrame, where no cell needs to be harmless."""
+    try:
+        from pandas import DataFrame
+    except ImportError as error:
+        raise ConfigError('A DataFrame needs pandas: pip install "ogkd[bench]".') from error
+    plain = [[unescape_formula(x) if isinstance(x, str) else x for x in row] for row in rows]
+    return DataFrame(plain[1:], columns=plain[0])
+
+
+def read_frame(frame: Any, *, root: str | Path | None = None, **options: Any) -> Dataset:
+    """Read a pandas DataFrame as `read_table` does a file; paths count from the current folder."""
+    with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
+        path = Path(folder) / "DataFrame.csv"
+        frame.to_csv(path, index=False)
+        return read_table(path, root=Path(root or ""), **options)
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

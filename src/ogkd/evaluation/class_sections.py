@@ -23,6 +23,7 @@ from ogkd.evaluation.sections import (
     name_columns,
     percent,
 )
+from ogkd.evaluation.subgroups import subgroups
 
 _PAIRS = 3  # confusions that are named
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
@@ -328,6 +329,7 @@ def prediction_sets(result: Values) -> Section | None:
 
 CLASS_SECTIONS = (
     summary,
+    subgroups,
     classes,
     metrics,
     confusion,

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from ogkd.data.case import Dataset
 from ogkd.data.catalog import benchmarks
 from ogkd.data.names import fold_name
+from ogkd.data.tables import Row, data_frame
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
 from ogkd.evaluation.class_sections import CLASS_SECTIONS
-from ogkd.evaluation.findings import FINDING_SECTIONS, evaluate_findings
+from ogkd.evaluation.findings import FINDING_SECTIONS, evaluate_findings, finding_metrics
 from ogkd.evaluation.metrics import (
     LEVEL,
     BootstrappedMetrics,
@@ -25,8 +26,10 @@ from ogkd.evaluation.metrics import (
     exact_interval,
     screening_masks,
 )
+from ogkd.evaluation.names import METRICS
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.evaluation.sections import Section, in_units, join_words, sections_of, text_lines, wrapped
+from ogkd.evaluation.subgroups import subgroup_rows
 from ogkd.evaluation.verdict import FEW_TESTED, class_verdict, is_leaked
 from ogkd.model.calibration import CalibratedSets, Calibration
 from ogkd.model.classifier import Classifier
@@ -54,11 +57,24 @@ class Evaluation(dict[str, Any]):
         shown = [section for section in self.sections if everything or section.brief]
         return "\n".join([*wrapped(self["verdict"]["text"]), *text_lines(shown)])
 
+    def to_frame(self) -> Any:
+        """Every metric as a pandas DataFrame: part, metric, value, and the ends of its interval."""
+        return data_frame([("part", "metric", "value", "low", "high"), *_metric_rows(self)])
+
     def __repr__(self) -> str:
         groups = f" of {self['groups']} patients or groups" if self["groups"] else ""
         title = in_units(f"Evaluation on {self['images']} images{groups}", self)
         lines = [line for warning in self["warnings"] for line in wrapped(f"Warning: {warning}")]
         return "\n".join([title, *lines, self.text()])
+
+
+def _metric_rows(values: Mapping[str, Any], part: str = "") -> Iterator[Row]:
+    intervals = values.get("intervals", {})
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key not in ("intervals", "verdict"):
+            yield from _metric_rows(value, f"{part}/{key}".strip("/"))
+        elif key in intervals or key in METRICS:
+            yield part, key, value, *(intervals.get(key) or (None, None))
 
 
 def evaluate(
@@ -68,16 +84,18 @@ def evaluate(
     split: str = "test",
     resamples: int = 1000,
     leave_out_used: bool = False,
+    by: Sequence[str] | None = None,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
-    `leave_out_used` leaves out the images that the model learned from or was calibrated on.
+    `leave_out_used` leaves out the images that the model learned from or was calibrated on. `by`
+    are columns of the table, or keywords of DICOM headers, whose values are subgroups.
     `verdict` of the result says in words what it means, and `sections` everything else.
     """
     judged = predict_labelled(classifier, data, split=split)
     if leave_out_used:
         judged = judged.unused(classifier)
-    return evaluate_predictions(judged, classifier, resamples=resamples)
+    return evaluate_predictions(judged, classifier, resamples=resamples, by=by)
 
 
 def evaluate_predictions(
@@ -86,12 +104,14 @@ def evaluate_predictions(
     *,
     calibration: Calibration | None = None,
     resamples: int = 1000,
+    by: Sequence[str] | None = None,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
     Shares are 0..1, or None if undefined. `classifier` is what predicted: its calibration applies,
     its sets are measured, and images that it learned from are counted. `calibration` is for
-    predictions without a classifier. There are no intervals if the model learned from the images.
+    predictions without a classifier, and `by` is that of `evaluate`. There are no intervals if the
+    model learned from the images.
     """
     if classifier is not None:
         calibration = classifier.calibration
@@ -114,6 +134,13 @@ def evaluate_predictions(
     }
     measure = _MEASURES[judged.task.kind]
     result = measure(judged, common, calibration, classifier, resamples=resamples)
+    if by:
+
+        def score(part: LabelledPredictions) -> dict[str, Any]:
+            measure, name = _SCORES[part.task.kind]
+            return measure(part, part.probabilities(calibration), resamples=resamples).rows([name])
+
+        result["subgroups"] = subgroup_rows(judged, [by] if isinstance(by, str) else by, score)
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
     result["verdict"] = {key: in_units(text, result) for key, text in result["verdict"].items()}
@@ -309,4 +336,6 @@ def _or_note(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict
 
 _MEASURES: Mapping[str, Callable[..., dict[str, Any]]]
 _MEASURES = {OneOf.kind: evaluate_classes, Findings.kind: evaluate_findings}
+_SCORES: Mapping[str, tuple[Callable[..., BootstrappedMetrics], str]]
+_SCORES = {OneOf.kind: (class_metrics, "accuracy"), Findings.kind: (finding_metrics, "macro/auroc")}
 _SECTIONS = {OneOf.kind: CLASS_SECTIONS, Findings.kind: FINDING_SECTIONS}

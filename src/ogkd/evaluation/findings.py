@@ -21,6 +21,7 @@ from ogkd.evaluation.metrics import (
 )
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.evaluation.sections import Section, Table, Values, cell, interval_text
+from ogkd.evaluation.subgroups import subgroups
 from ogkd.evaluation.verdict import finding_verdict
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
@@ -55,6 +56,19 @@ def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> 
     return measured
 
 
+def finding_metrics(
+    judged: LabelledPredictions, p: NDArray[np.float32], *, resamples: int
+) -> BootstrappedMetrics:
+    """The areas of single findings, of their means ("macro/...") and of all pairs ("micro/...")."""
+    labels = judged.labels
+    return BootstrappedMetrics(
+        lambda weights: areas(labels, p, weights),
+        resampling_units(len(p), judged.groups),
+        resamples=resamples,
+        areas={"auroc": (labels >= 0, labels == 1)},
+    )
+
+
 def evaluate_findings(
     judged: LabelledPredictions,
     common: Mapping[str, Any],
@@ -68,12 +82,7 @@ def evaluate_findings(
     `yes` and `no` are answered by the calibration's limits, without one from 50 % on.
     """
     p, labels, names = judged.probabilities(calibration), judged.labels, judged.class_names
-    metrics = BootstrappedMetrics(
-        lambda weights: areas(labels, p, weights),
-        resampling_units(len(p), judged.groups),
-        resamples=resamples,
-        areas={"auroc": (labels >= 0, labels == 1)},
-    )
+    metrics = finding_metrics(judged, p, resamples=resamples)
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
         limits = calibration.limits()
@@ -149,4 +158,4 @@ def answers(result: Values) -> Section:
     return Section(title, text, table, key="answers", short="Answers", brief=True)
 
 
-FINDING_SECTIONS = (each_finding, answers)
+FINDING_SECTIONS = (each_finding, subgroups, answers)

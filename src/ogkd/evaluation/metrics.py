@@ -7,6 +7,7 @@ truth), so the same code serves one matrix and a thousand resampled ones. Undefi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -193,11 +194,13 @@ class BootstrappedMetrics:
         self._units = units
         self._shares, self._areas = shares or {}, areas or {}
         self._values = measure(np.ones((1, len(units))))
-        blocks = resample_weights(units, resamples=resamples, width=width)
-        tables = [measure(weights) for weights in blocks]
-        self._resampled = {
-            key: np.concatenate([table[key] for table in tables]) for key in self._values if tables
-        }
+        self._measure, self._resamples, self._width = measure, resamples, width
+
+    @cached_property
+    def _resampled(self) -> dict[str, Array]:
+        blocks = resample_weights(self._units, resamples=self._resamples, width=self._width)
+        tables = [self._measure(weights) for weights in blocks]
+        return {key: np.concatenate([table[key] for table in tables]) for key in self._values}
 
     def value(self, name: str, label: int | None = None) -> float | None:
         """The metric itself; None if it is undefined."""
@@ -211,7 +214,7 @@ class BootstrappedMetrics:
         the rarer answer has units, which is never narrower (Var A <= A (1 - A) / min(n+, n-)).
         """
         value = self.value(name, label)
-        if value is None or not self._resampled:
+        if value is None or not self._resamples:
             return None
         if name in self._shares or name == "balanced_accuracy":
             return self.share_interval(name, label)

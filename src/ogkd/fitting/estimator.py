@@ -21,6 +21,7 @@ from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
+from ogkd.backbones import Backbone
 from ogkd.data.case import Case, Dataset, case_numbers, images_of
 from ogkd.data.grouping import Grouping
 from ogkd.data.names import read_class_names
@@ -32,6 +33,24 @@ from ogkd.fitting.pipeline import fit_request
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef, read_image
 from ogkd.images.memory import InMemory, as_ref, is_one_image
+from ogkd.model.load import load
+
+
+class InvalidConfig(ConfigError, ValueError):
+    """A ConfigError about X, y or a parameter, as scikit-learn expects it."""
+
+
+class InvalidData(DataError, ValueError):
+    """A DataError about X or y, as scikit-learn expects it."""
+
+
+@contextlib.contextmanager
+def _value_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        kind = InvalidConfig if isinstance(error, ConfigError) else InvalidData
+        raise kind(str(error), argument=error.argument) from error
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
@@ -61,6 +80,26 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         for name, value in given.arguments.items():
             setattr(self, name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The model as the files of its folder: the backbone is named, and loaded again."""
+        name = self.backbone.name if isinstance(self.backbone, Backbone) else self.backbone
+        state: dict[str, Any] = {**super().__getstate__(), "backbone": name}
+        if "model_" in state:
+            with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
+                self.model_.write_into(Path(folder))
+                files = {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+            state["model_"] = files
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "model_" in state:
+            with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
+                for name, content in state["model_"].items():
+                    (Path(folder) / name).write_bytes(content)
+                state = state | {"model_": load(folder, device=state["device"])}
+        super().__setstate__(state)
+
+    @_value_errors()
     def fit(self, X: Any, y: Any) -> OGKDClassifier:
         """Learn from images X and their labels y."""
         items, labels = _listed(X), np.asarray(y)
@@ -124,6 +163,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             return (p >= 0.5).astype(np.int64)
         return np.asarray(self.classes_[p.argmax(axis=1)])
 
+    @_value_errors()
     def _probabilities(self, X: Any) -> NDArray[np.float32]:
         check_is_fitted(self, "model_")
         grouping = Grouping(slices=self.model_.card.grouping.slices)
@@ -146,6 +186,10 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                     stacklevel=3,
                 )
             return read_class_names([str(label) for label in classes])
+        if all(isinstance(label, str) for label in known) and set(classes.tolist()) == set(
+            range(len(known))
+        ):  # as cross_val_predict numbers labels for probabilities: in sorted order
+            known = {number: known[label] for number, label in enumerate(sorted(known))}
         missing = [label for label in classes.tolist() if label not in known]
         if missing:
             raise ConfigError(

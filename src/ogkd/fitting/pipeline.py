@@ -30,7 +30,14 @@ from ogkd.images import ImageRef
 from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import ModelCard, PoolingCard
-from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
+from ogkd.model.classifier import (
+    CARD,
+    LOG,
+    Classifier,
+    history_lines,
+    place_for_model,
+    read_history,
+)
 from ogkd.model.load import load
 from ogkd.prompts.templates import require_classes
 
@@ -71,8 +78,6 @@ def _fit_into(folder: Path, request: FitRequest) -> tuple[Classifier, bool]:
             fitted.write_into(aside)
             if request.on_error == "skip":
                 write_skipped(aside / SKIPPED, prepared.skipped)
-            if lines := _log_lines(work / LOG):
-                write_text(aside / LOG, lines)
         shutil.rmtree(work, ignore_errors=True)
     finally:
         with contextlib.suppress(OSError):
@@ -153,7 +158,8 @@ fit = _as_function(FitRequest)
 def train(prepared: Prepared, work: Path | None = None) -> Classifier:
     """Train and give the classifier; progress is kept in `work`."""
     request, method, card = prepared.request, prepared.method, _card(prepared)
-    folder = _training_folder(work, card, request)
+    history: list[Mapping[str, Any]] = []
+    folder = _training_folder(work, card, request, history)
     head, poolings = learn(
         method,
         prepared.support,
@@ -171,7 +177,8 @@ def train(prepared: Prepared, work: Path | None = None) -> Classifier:
         few = [replace(case, images=case.few) for case in prepared.drawn.support]
         rows = whole_rows(FeatureStore(backbone), few, deep=False)
         kept = replace(kept, features=rows.numpy())
-    fitted = Classifier(backbone, head, card, support=kept)
+    history = history if work is None else read_history(work / LOG)
+    fitted = Classifier(backbone, head, card, support=kept, history=history)
     if fitted.support is not None:
         fitted.logits(fitted.support.features)  # which refuses answers that are not numbers
     return fitted
@@ -213,10 +220,14 @@ def _digest(value: Any) -> str:
 
 
 def _training_folder(
-    folder: Path | None, card: ModelCard, request: FitRequest
-) -> TrainingFolder | None:
+    folder: Path | None,
+    card: ModelCard,
+    request: FitRequest,
+    history: list[Mapping[str, Any]],
+) -> TrainingFolder:
+    """Where epochs are written; without a folder, in `history`."""
     if folder is None:
-        return None
+        return TrainingFolder(None, "", history.append)
     # The texts are in it by content; what their bank is called decides nothing.
     fingerprint = _digest(card.model_dump(mode="json", exclude={"prompts"}))
     if request.restart:
@@ -225,22 +236,13 @@ def _training_folder(
         folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / LOG
     if log_path.is_file():
-        write_text(log_path, _log_lines(log_path), ours=True)
+        write_text(log_path, history_lines(read_history(log_path)), ours=True)
 
     def log(entry: Mapping[str, Any]) -> None:
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
     return TrainingFolder(folder, fingerprint, log, request.note)
-
-
-def _log_lines(log: Path) -> str:
-    """The log with one whole line for each epoch: a kill cuts lines, a resume repeats epochs."""
-    kept: dict[int, str] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            kept[json.loads(line)["epoch"]] = line
-    return "".join(f"{kept[epoch]}\n" for epoch in sorted(kept))
 
 
 def zero_shot(

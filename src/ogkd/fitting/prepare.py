@@ -77,7 +77,7 @@ class Prepared:
 
 def prepare(request: FitRequest) -> Prepared:
     """Read the data, draw the cases, load the backbone and encode what is missing."""
-    named = None if isinstance(request.data, Dataset) else named_benchmark(request.data)
+    named = named_benchmark(request.data) if isinstance(request.data, str | Path) else None
     preset = request.preset or default_preset(request.method, named)
     method = make_method(request.method, preset=preset, settings=request.settings)
     if method.needs_pixels and request.grouping.joins_images:

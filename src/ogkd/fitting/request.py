@@ -30,7 +30,7 @@ class FitRequest:
 
     Args:
         data: class folders, {train,val,test}/class folders, a table, a split JSON, a MedMNIST .npz,
-            or the name of a downloaded benchmark. In Python also a dataset.
+            or the name of a downloaded benchmark. In Python also a dataset or a DataFrame.
         backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
             and for other images the best real backbone on this machine. In Python also a loaded
             backbone.

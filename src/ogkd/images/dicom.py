@@ -1,12 +1,14 @@
 """One frame of a DICOM file as RGB: decoded, then displayed as the file specifies.
 
 Modality LUT or rescale, VOI LUT or window, MONOCHROME1 inverted, palette and YBR to RGB.
-Only what is needed for the picture is read; names, dates and private data are not.
+Only what is needed for the picture is read; names, dates and private data are not, unless an
+evaluation is asked for subgroups by such a field.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,16 @@ def frame_count(file: Path) -> int:
         return int(_read_header(file, ["NumberOfFrames"]).get("NumberOfFrames") or 1)
     except Exception:  # whatever is wrong with the file is reported when the image is read
         return 1
+
+
+def header_values(file: Path, keywords: Sequence[str]) -> dict[str, str]:
+    """Those elements of the header that the file has, as text; others are no error."""
+    from pydicom.datadict import tag_for_keyword
+
+    known = [keyword for keyword in keywords if tag_for_keyword(keyword) is not None]
+    with decoding(file):
+        header = _read_header(file, known)
+        return {keyword: str(header.get(keyword)).strip() for keyword in known if keyword in header}
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,9 @@ class TextSide:
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """Where a long training saves its progress, so that it can be resumed."""
+    """Where a long training writes what happens, and saves its progress, to be resumed."""
 
-    path: Path
+    path: Path | None  # None: progress is not saved
     fingerprint: str  # of settings, data and backbone: only the same training is resumed
     log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
     note: Callable[[str], None] | None = None  # called with what the user should know
@@ -158,7 +158,7 @@ class Method(ABC, Generic[ConfigT]):
     ) -> Head:
         """Return the head of a support; None if the method needs no images.
 
-        With a `folder`, a method that trains for long saves its progress there.
+        With a `folder`, a method that trains for long writes its epochs and progress there.
         """
 
     @classmethod

@@ -115,8 +115,9 @@ class PromptMethod(Method[PromptConfigT]):
         learner = first.learner(text)
         checkpoint = log = note = None
         if folder is not None:
-            checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
             log, note = folder.log, folder.note
+        if folder is not None and folder.path is not None:
+            checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
         text.backbone.release()  # images and texts are encoded
         pairs = zip(images, seeds, strict=True)
         contexts = train_contexts(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +23,7 @@ from ogkd.backbones.builtin import domain_warning
 from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case, Dataset
 from ogkd.data.grouping import Grouping
+from ogkd.data.tables import Row, data_frame
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, OgkdWarning, pluralize
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
@@ -33,6 +37,7 @@ from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.policy import Policy
 from ogkd.model.readme import README, readme
 from ogkd.model.share import push
+from ogkd.model.table import row_writer
 
 Cases = Images | Dataset | Mapping[str, Images] | Sequence[Case]
 WEIGHTS = "weights.safetensors"
@@ -52,12 +57,14 @@ class Classifier:
         *,
         calibration: Calibration | None = None,
         support: SupportFeatures | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.backbone = backbone
         self.head = head
         self.card = card
         self.calibration = calibration
         self.support = support
+        self.history = history or None  # a record of each epoch; None where nothing was trained
         self.task: Task = card.task
         self.poolings: tuple[Pooling, ...] = card.question_poolings
 
@@ -171,6 +178,14 @@ class Classifier:
         """
         return [str(decision.prediction) for decision in self._decided(images)]
 
+    def predict_frame(self, images: Cases, *, policy: Policy | None = None) -> Any:
+        """What `ogkd predict` writes, a row for each case, as a pandas DataFrame."""
+        rows: list[Row] = []
+        write = row_writer(rows, self.task, "csv", joined=self.card.grouping.joins_images)
+        for decision in self.decide(images, policy=policy):
+            write(decision)
+        return data_frame(rows)
+
     def save(self, folder: str | Path) -> None:
         """Write the model folder, whole or not at all; only a model is ever replaced."""
         with folder_atomically(place_for_model(folder)) as aside:
@@ -189,6 +204,8 @@ class Classifier:
         )
         if support is not None:
             (folder / SUPPORT).write_bytes(support)
+        if self.history is not None:
+            write_text(folder / LOG, history_lines(self.history), ours=True)
         if self.calibration is not None:
             calibration = self.calibration.model_copy(update={"weights_sha256": digest})
             write_calibration(folder, self.card, calibration)
@@ -225,6 +242,20 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
     refs = (image.sliced(rule) for image in image_refs(images))
     cases = (Case(str(ref), (ref,)) for ref in refs)
     return grouping.expand(grouping.merge(list(cases))) if grouping.joins_images else cases
+
+
+def read_history(log: Path) -> list[Mapping[str, Any]]:
+    """One record for each epoch of a log: a kill cuts lines, a resume repeats epochs."""
+    kept: dict[int, Mapping[str, Any]] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            kept[entry["epoch"]] = entry
+    return [kept[epoch] for epoch in sorted(kept)]
+
+
+def history_lines(history: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(f"{json.dumps(entry)}\n" for entry in history)
 
 
 def place_for_model(folder: str | Path) -> Path:

@@ -16,7 +16,7 @@ from ogkd.files import read_bytes, recover
 from ogkd.methods import Head, read_head
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
-from ogkd.model.classifier import CARD, WEIGHTS, Classifier
+from ogkd.model.classifier import CARD, LOG, WEIGHTS, Classifier, read_history
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.share import is_hub_id, pull
 
@@ -52,7 +52,9 @@ def load(
     support = SupportFeatures.read(
         folder / SUPPORT, card.task, width=head.shape[1], sha256=card.support_sha256
     )
-    return Classifier(backbone, head, card, calibration=calibration, support=support)
+    model = Classifier(backbone, head, card, calibration=calibration, support=support)
+    model.history = read_history(folder / LOG) or None
+    return model
 
 
 def _backbone(

@@ -16,7 +16,7 @@ _YES_OR_NO = {None: "", True: "yes", False: "no"}
 
 
 def row_writer(
-    file: TextIO | Sheet, task: Task, format: Format, *, joined: bool
+    file: TextIO | Sheet | list[Row], task: Task, format: Format, *, joined: bool
 ) -> Callable[[Decision], None]:
     """Write the header of a table, if it is one; returns what writes a decision.
 
@@ -28,7 +28,7 @@ def row_writer(
 
     def write(decision: Decision) -> None:
         entry = decision_json(task, decision, joined=joined)
-        if isinstance(file, Sheet) or format == "csv":
+        if isinstance(file, Sheet | list) or format == "csv":
             append(_cells(task, entry, decision.answer, joined))
         else:  # ASCII with escapes: valid JSON even if a file name is not valid text
             if joined:

@@ -6,7 +6,6 @@ Shapes: p [N, C] probabilities, y [N] labels, W [C, C].
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +19,7 @@ from ogkd.bench.figures.style import Drawn, Floats, shown
 from ogkd.bench.runs import FinishedRun, LabelledRuns, RunSpec, same_images
 from ogkd.bench.tidy import right, spread
 from ogkd.errors import ConfigError
+from ogkd.evaluation import plots
 from ogkd.evaluation.confidence import aurc, risk_coverage
 from ogkd.evaluation.names import METRICS
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 Labels = NDArray[np.int64]
 _SMALLEST = float(np.finfo(np.float32).tiny)  # a float32 probability of 0 was below this
-_WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
 _NEIGHBOURS = 3  # the paper's k
 _FEWEST = 10  # values of which a density is drawn; of fewer it would be a shape of its kernel
@@ -335,22 +334,10 @@ def class_graphs(given: FigureInput) -> Drawn:
 
 
 def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
-    from sklearn.metrics import ConfusionMatrixDisplay
-
     n = len(W)
-    side = max(2.6, min(7.0, 1.5 + (0.36 if n <= _WRITTEN else 0.16) * n))
+    side = max(2.6, min(7.0, 1.5 + (0.36 if n <= plots.WRITTEN else 0.16) * n))
     figure = style.new_figure(side + 1.2, side + 0.7)
     ax = figure.add_subplot()
-    ConfusionMatrixDisplay(
-        W, display_labels=[textwrap.fill(shown(name, 40), 20) for name in classes]
-    ).plot(
-        ax=ax, cmap="Blues", include_values=n <= _WRITTEN, values_format=".2f",
-        xticks_rotation=45, im_kw={"vmin": 0.0}, text_kw={"fontsize": 6.5},
-    )  # fmt: skip
-    ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
-    for label in ax.get_xticklabels():
-        label.set(ha="right", rotation_mode="anchor")
-    ax.grid(False)
-    ax.set(xlabel="Neighbour", ylabel="Class")
+    plots.class_graph(W, [shown(name, 40) for name in classes], ax)
     style.header(figure, f"Class graph W of {title}; rows sum to one")
     return figure
