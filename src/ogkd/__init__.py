@@ -12,6 +12,7 @@ Fit a classifier on a folder of labelled images, use it, and measure how good it
 fit, load, OGKDClassifier        a classifier from images, from a folder, as scikit-learn has one
 zero_shot                        a classifier from class names alone
 evaluate, report                 metrics on labelled images; an HTML page about them
+compare                          two models on the same images, with a paired interval
 learning_curve                   accuracy by the number of labels, and a forecast for more
 calibrate, Policy                temperature and sets; which promise a decision has to keep
 plots                            evaluations, class graphs and trainings as matplotlib axes
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ogkd.data.read import read_dataset
     from ogkd.evaluation import plots
     from ogkd.evaluation.calibrate import calibrate
+    from ogkd.evaluation.compare import compare
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
     from ogkd.fitting.learning_curve import learning_curve
@@ -70,6 +72,7 @@ __all__ = [
     "StorageError",
     "__version__",
     "calibrate",
+    "compare",
     "draw",
     "evaluate",
     "explain",
@@ -96,6 +99,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.data.read": ("read_dataset",),
     "ogkd.evaluation": ("evaluate", "plots"),
     "ogkd.evaluation.calibrate": ("calibrate",),
+    "ogkd.evaluation.compare": ("compare",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
     "ogkd.fitting.learning_curve": ("learning_curve",),
     "ogkd.fitting.pipeline": ("fit", "zero_shot"),

@@ -137,14 +137,22 @@ def evaluate_predictions(
     if by:
 
         def score(part: LabelledPredictions) -> dict[str, Any]:
-            measure, name = _SCORES[part.task.kind]
-            return measure(part, part.probabilities(calibration), resamples=resamples).rows([name])
+            metrics, names = bootstrapped(part, calibration, resamples=resamples)
+            return metrics.rows(names[:1])
 
         result["subgroups"] = subgroup_rows(judged, [by] if isinstance(by, str) else by, score)
     warnings = [*judged.warnings, *_warnings(result, classifier)]
     result["warnings"] = [in_units(warning, result) for warning in warnings]
     result["verdict"] = {key: in_units(text, result) for key, text in result["verdict"].items()}
     return Evaluation(result)
+
+
+def bootstrapped(
+    judged: LabelledPredictions, calibration: Calibration | None, *, resamples: int
+) -> tuple[BootstrappedMetrics, tuple[str, ...]]:
+    """The metrics of what the task asks, and which of them summarise it, the first most."""
+    measure, names = _METRICS[judged.task.kind]
+    return measure(judged, judged.probabilities(calibration), resamples=resamples), names
 
 
 def _warnings(result: Mapping[str, Any], classifier: Classifier | None) -> Iterator[str]:
@@ -336,6 +344,9 @@ def _or_note(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict
 
 _MEASURES: Mapping[str, Callable[..., dict[str, Any]]]
 _MEASURES = {OneOf.kind: evaluate_classes, Findings.kind: evaluate_findings}
-_SCORES: Mapping[str, tuple[Callable[..., BootstrappedMetrics], str]]
-_SCORES = {OneOf.kind: (class_metrics, "accuracy"), Findings.kind: (finding_metrics, "macro/auroc")}
+_METRICS: Mapping[str, tuple[Callable[..., BootstrappedMetrics], tuple[str, ...]]]
+_METRICS = {
+    OneOf.kind: (class_metrics, ("accuracy", "balanced_accuracy", "auroc")),
+    Findings.kind: (finding_metrics, ("macro/auroc", "macro/average_precision")),
+}
 _SECTIONS = {OneOf.kind: CLASS_SECTIONS, Findings.kind: FINDING_SECTIONS}

@@ -244,6 +244,30 @@ class BootstrappedMetrics:
         counted, hits = (_of_class(mask, label) for mask in self._shares[name])
         return effective_counts(hits[counted], self._units[counted])
 
+    def difference(self, other: BootstrappedMetrics, name: str) -> dict[str, Any]:
+        """The metric of two models on the same images: both, the difference and its interval.
+
+        Their resamples are the same, so the interval is that of paired differences.
+        """
+        values = [metrics.value(name) for metrics in (self, other)]
+        difference = None if None in values else values[0] - values[1]  # type: ignore[operator]
+        ends = None
+        if difference is not None and self._resamples and self._units.max() + 1 >= FEWEST_UNITS:
+            ends = interval(self._resampled[name] - other._resampled[name])
+        if ends is not None and ends[0] == ends[1]:  # more certain than it is
+            ends = None
+        return {"first": values[0], "second": values[1], "difference": difference, "interval": ends}
+
+    def mcnemar(self, other: BootstrappedMetrics) -> dict[str, Any]:
+        """For how many units only one model is right, or more often, and the exact p of that."""
+        from scipy.stats import binomtest
+
+        hits = [metrics._shares["accuracy"][1].astype(float) for metrics in (self, other)]
+        ahead = np.bincount(self._units, weights=hits[0] - hits[1])
+        first, second = int((ahead > 0).sum()), int((ahead < 0).sum())
+        p = float(binomtest(first, first + second).pvalue) if first + second else 1.0
+        return {"first": first, "second": second, "p": p}
+
     def rows(self, keys: Sequence[str], part: str = "", label: int | None = None) -> dict[str, Any]:
         """The metrics `part` + key by their keys, and under "intervals" their intervals."""
         names = {key: part + key for key in keys}

@@ -71,10 +71,14 @@ class LabelledPredictions:
         with ThreadPoolExecutor() as pool:
             return np.array(list(pool.map(lambda case: case.is_among(seen), self.cases)), bool)
 
+    def used_by(self, classifier: Classifier) -> NDArray[np.bool_]:
+        """Which cases the model learned from or was calibrated on."""
+        made = classifier.calibration
+        return self.copies_of(classifier.card.seen | (made.seen if made else frozenset()))
+
     def unused(self, classifier: Classifier) -> LabelledPredictions:
         """A copy without the cases that the model learned from or was calibrated on."""
-        made = classifier.calibration
-        used = self.copies_of(classifier.card.seen | (made.seen if made else frozenset()))
+        used = self.used_by(classifier)
         if used.all() and len(used):
             raise DataError(
                 f"The model learned from or was calibrated on all of these {len(used)} images. "
