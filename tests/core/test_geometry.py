@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ogkd.core.geometry import class_graph, prototypes, stack_bank
+from ogkd.core.geometry import class_graph, mean_texts, prototypes, stack_bank
 from ogkd.errors import DataError
 
 
@@ -56,3 +56,20 @@ def test_class_graph_equals_the_loop(alpha):
     T = random(6, 16)  # of any length: the cosine is used
     expected = oracle_class_graph(T.numpy(), alpha)
     np.testing.assert_allclose(class_graph(T, alpha), expected, rtol=1e-12)
+
+
+def test_mean_texts_are_as_long_as_the_root_of_their_means_length():
+    def drawn(*shape, seed):
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+    bank = [drawn(n, 6, seed=n) * (1 + n) for n in (1, 3, 5)]  # padded to five rows
+    texts = mean_texts(bank)
+    for c, rows in enumerate(bank):
+        mean = np.mean([row / np.linalg.norm(row) for row in rows.double().numpy()], axis=0)
+        expected = mean / np.linalg.norm(mean) * np.linalg.norm(mean) ** 0.5
+        np.testing.assert_allclose(texts[c].numpy(), expected, atol=1e-6)
+    lengths = texts.norm(dim=-1)
+    assert lengths[0] == pytest.approx(1.0)
+    assert lengths[1:].max() < 0.99
+    stacked = torch.stack([drawn(4, 6, seed=1), drawn(4, 6, seed=2)])  # without padding
+    torch.testing.assert_close(mean_texts(stacked), mean_texts(list(stacked)))
