@@ -95,6 +95,8 @@ def _difference(run: FinishedRun) -> str:
     """How a run's images or classes differ from the benchmark's; "" if they do not."""
     if run.spec.judge == "val":
         return "validation images"
+    if run.spec.test_on is not None:
+        return f"tested on {run.spec.test_on}"
     name = benchmark_of(run.spec)
     if name is None:
         return ""

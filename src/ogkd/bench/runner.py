@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -20,17 +20,37 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.bench.runs import FinishedRun, Plan, Predictions, Result, RunsFolder, RunSpec
-from ogkd.bench.sources import OpenSource, Source, benchmark_of, open_source, paper, texts_of
+from ogkd.bench.sources import (
+    OpenSource,
+    Source,
+    absent_classes,
+    benchmark_of,
+    open_source,
+    paper,
+    texts_of,
+)
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.data.case import images_of, require_files
+from ogkd.data.catalog import plain_name
 from ogkd.data.splits import base_and_novel, flip_labels
 from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
+from ogkd.features.encode import encode_now
 from ogkd.features.store import FeatureStore
 from ogkd.files import holds_files, storage_errors
 from ogkd.fitting.prepare import Drawn, draw, make_support, text_sides
-from ogkd.methods import Head, Method, Support, TextSide, make_method, presets, refuse_diverged
+from ogkd.images import ImageRef
+from ogkd.methods import (
+    METHODS,
+    Head,
+    Method,
+    Support,
+    TextSide,
+    make_method,
+    presets,
+    refuse_diverged,
+)
 from ogkd.model.card import versions
 
 _SMALL = 100_000_000  # multiplications, about 10 ms
@@ -52,15 +72,20 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
     """Group runs that can share one pass; it depends only on the runs that were asked for.
 
     Which runs are finished is ignored: a run beside others has the same numbers only up to
-    rounding, so a rerun after a kill repeats the whole group and ends with the same bits.
+    rounding, so a rerun after a kill repeats the whole group and ends with the same bits. Runs that
+    tune towers share nothing, so each is a group.
     """
     groups: dict[str, list[RunSpec]] = {}
     for spec in {spec.hash: spec for spec in specs}.values():
         groups.setdefault(_shape(spec), []).append(spec)
-    return [
-        tuple(members[start : start + MOST_TOGETHER])
+    together = [
+        (members, 1 if METHODS[members[0].method].needs_pixels else MOST_TOGETHER)
         for members in groups.values()
-        for start in range(0, len(members), MOST_TOGETHER)
+    ]
+    return [
+        tuple(members[start : start + most])
+        for members, most in together
+        for start in range(0, len(members), most)
     ]
 
 
@@ -101,17 +126,18 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
             except DataError as error:
                 notes.append(f"{error} It was moved to {folder.move_away(spec)}; it is run again.")
         for name in made_with.keys() & sources.keys():
-            _refuse_other_data(folder, made_with[name], sources[name])
+            _refuse_other_data(folder, made_with[name], sources)
         folder.write_plan(plan)
     return notes
 
 
-def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> None:
+def _refuse_other_data(folder: RunsFolder, run: FinishedRun, sources: Mapping[str, Source]) -> None:
     """Results on other images or prompts must not be in one table."""
+    source = sources[run.spec.dataset]
     if source.phantom:
         return
     try:
-        now = open_source(source).digests
+        now = _digests(run.spec, lambda name: open_source(sources[name]))
     except OgkdError:
         return  # no longer there: tables can still be made
     for key, digest in now.items():
@@ -121,6 +147,14 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
                 f"{folder.root} contains runs on other {word} of '{source.name}' (they changed).",
                 argument="out",
             )
+
+
+def _digests(spec: RunSpec, opened: Callable[[str], OpenSource]) -> dict[str, str]:
+    """Of images and prompts, to compare with those of earlier runs."""
+    digests = opened(spec.dataset).digests
+    if spec.test_on is not None:
+        digests["data_sha256"] += f" {opened(spec.test_on).digests['data_sha256']}"
+    return digests
 
 
 def _changed_settings(run: FinishedRun) -> str:
@@ -134,11 +168,12 @@ def _changed_settings(run: FinishedRun) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """Test images of some classes: features, labels, and the text side of those classes."""
+    """Test images of some classes, with their labels and the text side of those classes."""
 
-    features: Tensor
+    images: list[ImageRef]
     labels: Tensor
     text: TextSide
+    features: Tensor | None  # None: each head changes the tower that encodes them
 
 
 class Runner:
@@ -147,17 +182,23 @@ class Runner:
     def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
         self._load = load
         self._sources = sources
+        self._stores: dict[str, FeatureStore] = {}
         self._open = cache(lambda name: open_source(self._sources[name]))
-        self._features = cache(self._judged)
+        self._judged = cache(self._read_judged)
+        self._features = cache(self._read_features)
         self._text = cache(self._make_text)
 
-    @property
+    @cached_property
     def backbone(self) -> Backbone:
         """The backbone, loaded when first needed."""
-        if not hasattr(self, "_backbone"):
-            self._backbone = self._load()
-            self._store = FeatureStore(self._backbone)
-        return self._backbone
+        return self._load()
+
+    def store_of(self, method: Method) -> FeatureStore:
+        """The features of the backbone as the method sees it before a fit."""
+        backbone = method.tower(self.backbone, {})
+        if backbone.digest not in self._stores:
+            self._stores[backbone.digest] = FeatureStore(backbone)
+        return self._stores[backbone.digest]
 
     def run(self, group: RunGroup) -> list[RunResult]:
         """Train the group in one pass and test every run on its test images."""
@@ -166,17 +207,18 @@ class Runner:
         backbone = self.backbone
         clock.lap("load")
         source = self._open(first.dataset)
-        with self._encoding(first.dataset):
-            parts = self._parts(first, source)
+        methods = [method_of(spec) for spec in group]
+        store = self.store_of(methods[0])
+        with _encoding(store, first.dataset):
+            parts = self._parts(first, methods[0], store)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
-        methods = [method_of(spec) for spec in group]
         for part in parts.values():
             _ = part.text.bank  # encode now, so that it is not counted as training or testing
         clock.lap("text")
-        with self._encoding(first.dataset):
+        with _encoding(store, first.dataset):
             drawn = [
-                self._support(method, spec, source) if method.needs_images else (None, None)
+                _support(method, store, spec, source) if method.needs_images else (None, None)
                 for method, spec in zip(methods, group, strict=True)
             ]
         supports, counts = zip(*drawn, strict=True)
@@ -189,10 +231,9 @@ class Runner:
         clock.lap("train")
         alpha = _graph_sharpness(first)
         predicted = [
-            _predict(method, head, parts, alpha)
+            _predict(method, head, parts, alpha, store.backbone, clock)
             for method, head in zip(methods, heads, strict=True)
         ]
-        clock.lap("test")
         common: dict[str, Any] = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
@@ -202,7 +243,7 @@ class Runner:
             "versions": dict(versions()),
             "engine": backbone.engine,
             "backbone_digest": backbone.digest,
-            **source.digests,
+            **_digests(first, self._open),
         }
         return [
             RunResult(
@@ -220,65 +261,88 @@ class Runner:
             )
         ]
 
-    def _encoding(self, dataset: str) -> FileLock:
-        """A lock: one process encodes a dataset, others wait and find it encoded."""
-        self._store.folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
-        return FileLock(self._store.folder / f".{name}.lock")
-
-    def _parts(self, spec: RunSpec, source: OpenSource) -> dict[str, _Part]:
+    def _parts(self, spec: RunSpec, method: Method, store: FeatureStore) -> dict[str, _Part]:
         """What is tested: "test", or "base" (the classes learned from) and "novel"."""
-        names = source.dataset.names
+        names = self._open(spec.dataset).dataset.names
         chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
             chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
-        deep = method_of(spec).uses_deep(self.backbone)
-        features, labels = self._features(spec.dataset, spec.judge, deep)
+        images, labels = self._judged(spec.dataset, spec.test_on, spec.judge)
+        features, digest = None, store.backbone.digest
+        if not method.needs_pixels:
+            deep = method.uses_deep(store.backbone)
+            features = self._features(spec.dataset, spec.test_on, spec.judge, deep, digest)
         parts = {}
         for name, classes in chosen.items():
-            kept = torch.isin(labels, torch.tensor(classes))
-            if not bool(kept.any()):
+            (kept,) = torch.isin(labels, torch.tensor(classes)).nonzero(as_tuple=True)
+            if not len(kept):
                 raise DataError(f"{spec.dataset} has no {spec.judge} images of its {name} classes.")
-            new = labels[kept] - classes[0]  # the classes of a part are consecutive
             parts[name] = _Part(
-                features[kept], new, self._text(spec.dataset, spec.budget, tuple(classes))
+                [images[number] for number in kept.tolist()],
+                labels[kept] - classes[0],  # the classes of a part are consecutive
+                self._text(spec.dataset, spec.budget, tuple(classes), digest),
+                None if features is None else features[kept],
             )
         return parts
 
-    def _judged(self, name: str, split: str, deep: bool) -> tuple[Tensor, Tensor]:
-        dataset = self._open(name).dataset
+    def _read_judged(
+        self, name: str, test_on: str | None, split: str
+    ) -> tuple[list[ImageRef], Tensor]:
+        """Images to judge on, and their labels among the classes of the dataset learned from."""
+        dataset = self._open(test_on or name).dataset
         if not dataset.has_splits and split != "test":
-            raise DataError(f"{name} has no validation images to judge on.")
+            raise DataError(f"{test_on or name} has no validation images to judge on.")
+        known = self._open(name).dataset.names
+        if absent := absent_classes(dataset.names, known):
+            raise DataError(f"{name} has no class '{absent[0]}', which {test_on} has.")
         cases = dataset.part(split)
         require_files(cases)
-        features = self._store.get(images_of(cases), deep=deep).rows[:, 0]
-        return features, torch.from_numpy(dataset.task.labels(dataset.targets(cases)))
+        spellings = list(map(plain_name, known))
+        numbers = torch.tensor([spellings.index(plain_name(name)) for name in dataset.names])
+        labels = torch.from_numpy(dataset.task.labels(dataset.targets(cases)))
+        return images_of(cases), numbers[labels]
 
-    def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
+    def _read_features(
+        self, name: str, test_on: str | None, split: str, deep: bool, digest: str
+    ) -> Tensor:
+        images, _ = self._judged(name, test_on, split)
+        return self._stores[digest].get(images, deep=deep).rows[:, 0]
+
+    def _make_text(
+        self, name: str, budget: int | None, classes: Sequence[int], digest: str
+    ) -> TextSide:
         source = self._open(name)
         task, _ = source.dataset.task.restrict(classes)
-        return text_sides(self.backbone, task, source.bank, budget=budget)[0]
+        return text_sides(self._stores[digest].backbone, task, source.bank, budget=budget)[0]
 
-    def _support(
-        self, method: Method, spec: RunSpec, source: OpenSource
-    ) -> tuple[Support, list[int]]:
-        """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
 
-        Labels are flipped after the draw, as in released code.
-        """
-        task = source.dataset.task
-        base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
-        drawn = draw(
-            source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
-            classes=base, validation=spec.judge != "val",
-        )  # fmt: skip
-        if base is not None:
-            task, _ = task.restrict(base)
-        counts = task.support_counts([case.target for case in drawn.support])
-        allowed = [label for label, count in enumerate(counts) if count]
-        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
-        drawn = Drawn(flipped, drawn.validation)
-        return make_support(method, self._store, task, drawn, spec.seed), list(counts)
+def _encoding(store: FeatureStore, dataset: str) -> FileLock:
+    """A lock: one process encodes a dataset, others wait and find it encoded."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
+    return FileLock(store.folder / f".{name}.lock")
+
+
+def _support(
+    method: Method, store: FeatureStore, spec: RunSpec, source: OpenSource
+) -> tuple[Support, list[int]]:
+    """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
+
+    Labels are flipped after the draw, as in released code.
+    """
+    task = source.dataset.task
+    base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
+    drawn = draw(
+        source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+        classes=base, validation=spec.judge != "val",
+    )  # fmt: skip
+    if base is not None:
+        task, _ = task.restrict(base)
+    counts = task.support_counts([case.target for case in drawn.support])
+    allowed = [label for label, count in enumerate(counts) if count]
+    flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
+    drawn = Drawn(flipped, drawn.validation)
+    return make_support(method, store, task, drawn, spec.seed), list(counts)
 
 
 @contextmanager
@@ -298,17 +362,28 @@ def _threads_that_pay(method: Method, images: int, width: int) -> Iterator[None]
 
 
 def _predict(
-    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+    method: Method,
+    head: Head,
+    parts: Mapping[str, _Part],
+    alpha: float,
+    backbone: Backbone,
+    clock: _Clock,
 ) -> dict[str, Predictions]:
     by_part = {}
     for name, part in parts.items():
         part_head = method.head_for(head, part.text) if name == "novel" else head
-        p = part_head.of_rows(part.features).softmax(dim=-1)
+        features = part.features
+        if features is None:  # not kept on the disk: no other run has this tower
+            clock.lap("test")
+            features = encode_now(method.tower(backbone, part_head.tensors()), part.images)
+            clock.lap("encode")
+        p = part_head.of_rows(features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)
         if not bool(p.isfinite().all()):  # a finite head can overflow
             raise TrainingError(f"{method.name} gave values that are not numbers on {name} images.")
         arrays = (part.labels.numpy(), p.float().numpy(), W.float().numpy())
         by_part[name] = Predictions(*arrays)
+    clock.lap("test")
     return by_part
 
 

@@ -60,6 +60,9 @@ class GridOptions:
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="A setting, such as train.epochs=2. Repeatable."),
     ] = None
+    test_on: Annotated[
+        str | None, Option(help="Test on this dataset instead; its classes must be known by name.")
+    ] = None
     tuned: Annotated[
         str | None, Option(help="Use the settings that --tune wrote to this file.")
     ] = None
@@ -77,6 +80,7 @@ class GridOptions:
             "shots": _numbers("shots", self.shots),
             "seeds": _numbers("seeds", self.seeds),
             "over": opt.read_settings(self.settings or ()) or None,
+            "test_on": self.test_on,
             "tuned": self.tuned,
         }
         return [read_grid(name, changes) for name in grid_names(self.grid)]
