@@ -118,6 +118,7 @@ def train_contexts(
     ):
         bar.advance(state.epoch)
         entry: dict[str, Any] | None = None  # of the last epoch, until it is logged
+        tell = learner.sees_pixels  # how long it takes: others are done in minutes
         try:
             for epoch in range(state.epoch, config.epochs):
                 ended = converged(state.losses, config).to(device)
@@ -134,10 +135,11 @@ def train_contexts(
                     objective,
                     contexts,
                     optimiser,
-                    islice(batches, steps),
+                    _timed(islice(batches, steps), steps, config, note if tell else None),
                     dropout,
                     epoch,
                 )
+                tell = False
                 with torch.no_grad():  # a run that has ended waits for the others
                     contexts[ended] = before[ended]
                 watched = terms.get("ce", terms["total"])
@@ -183,6 +185,21 @@ def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _timed(
+    batches: Iterable[Batch],
+    steps: int,
+    config: TrainConfig,
+    note: Callable[[str], None] | None,
+) -> Iterator[Batch]:
+    """The batches of an epoch; after a step with the first `note` gets how long all will take."""
+    began = time.perf_counter()
+    for number, batch in enumerate(batches):
+        yield batch
+        if number == 0 and note is not None:
+            seconds = steps * (time.perf_counter() - began)
+            note(f"About {max(seconds, 1):,.0f} s for each of {config.epochs} epochs.")
 
 
 def _one_epoch(
