@@ -28,7 +28,8 @@ from pydantic import (
 )
 
 from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
-from ogkd.bench.sources import Source, absent_classes, find_sources
+from ogkd.bench.sources import Source, find_sources
+from ogkd.data.names import fold_name
 from ogkd.data.phantoms import MOST_IMAGES
 from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import ConfigError, DataError, did_you_mean
@@ -91,6 +92,7 @@ class Grid(_Record):
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
     rows: list[GridRow] = []
+    row_sets: dict[str, list[str]] = {}  # methods by the name of a choice, instead of all rows
     phantoms: dict[Literal["train", "val", "test"], _Drawn] = {}  # images of each class
 
     @property
@@ -160,8 +162,13 @@ def grid_names(source: str) -> list[str]:
     return [name for name in protocols() if name.startswith(f"{source.rstrip('/')}/")] or [source]
 
 
-def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
-    """A grid from a file, or one of the package's by name; `changes` replace single fields."""
+def read_grid(
+    source: str | Path, changes: Mapping[str, Any] | None = None, *, row_set: str | None = None
+) -> Grid:
+    """A grid from a file, or one of the package's by name; `changes` replace single fields.
+
+    `row_set` names a choice of other rows, which makes a plan beside that of the grid's own rows.
+    """
     path, shipped = Path(source), _shipped()
     try:
         known = str(source) in shipped and not path.is_file()
@@ -171,9 +178,15 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         raise ConfigError(f"Cannot read grid '{source}': {error}.{hint}", argument="grid") from None
     content |= {key: value for key, value in (changes or {}).items() if value is not None}
     try:
-        return Grid.model_validate({"name": path.stem} | content)
+        grid = Grid.model_validate({"name": path.stem} | content)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_problem(error)}.", argument="grid") from None
+    if row_set is None:
+        return grid
+    _refuse_unknown("choice of rows", [row_set], set(grid.row_sets), "rows")
+    title = f"{grid.title or grid.name}, {row_set}"
+    changed = {"name": f"{grid.name}-{row_set}", "title": title, "rows": []}
+    return grid.model_copy(update=changed | {"methods": grid.row_sets[row_set]})
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
@@ -230,7 +243,8 @@ def _suitable(
         if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
             reasons[name] = f"{name} has {count} classes, but base-to-novel needs {_FEWEST}."
         for other in others.values():
-            if absent := absent_classes(other.class_names, source.class_names):
+            known = set(map(fold_name, source.class_names))
+            if absent := [c for c in other.class_names if fold_name(c) not in known]:
                 reasons[name] = f"{name} has no class '{absent[0]}', which {other.name} has."
     if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
         raise ConfigError(next(iter(reasons.values())), argument="datasets")

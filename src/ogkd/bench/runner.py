@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -20,20 +20,12 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.bench.runs import FinishedRun, Plan, Predictions, Result, RunsFolder, RunSpec
-from ogkd.bench.sources import (
-    OpenSource,
-    Source,
-    absent_classes,
-    benchmark_of,
-    open_source,
-    paper,
-    texts_of,
-)
+from ogkd.bench.sources import OpenSource, Source, benchmark_of, open_source, paper, texts_of
 from ogkd.core.geometry import class_graph, prototypes
+from ogkd.core.training import one_thread
 from ogkd.data.case import images_of, require_files
-from ogkd.data.catalog import plain_name
 from ogkd.data.splits import base_and_novel, flip_labels
-from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError
+from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError, pluralize
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.encode import encode_now
@@ -78,21 +70,18 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
     groups: dict[str, list[RunSpec]] = {}
     for spec in {spec.hash: spec for spec in specs}.values():
         groups.setdefault(_shape(spec), []).append(spec)
-    together = [
-        (members, 1 if METHODS[members[0].method].needs_pixels else MOST_TOGETHER)
-        for members in groups.values()
-    ]
     return [
-        tuple(members[start : start + most])
-        for members, most in together
-        for start in range(0, len(members), most)
+        tuple(members[start : start + MOST_TOGETHER])
+        for members in groups.values()
+        for start in range(0, len(members), MOST_TOGETHER)
     ]
 
 
 def _shape(spec: RunSpec) -> str:
     method = method_of(spec)
     config = method.config.model_dump(mode="json", exclude=set(method.free))
-    rest = spec.without("seed", "flips", "settings", "preset")
+    shared = () if method.needs_pixels else ("seed", "flips", "settings", "preset")
+    rest = spec.without(*shared)
     return f"{rest} {json.dumps(config, sort_keys=True)} {method.uses_patches}"
 
 
@@ -129,6 +118,17 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
             _refuse_other_data(folder, made_with[name], sources)
         folder.write_plan(plan)
     return notes
+
+
+def encoding_again(specs: Iterable[RunSpec], sources: Mapping[str, Source]) -> str:
+    """What runs that tune the image tower cost beyond training; "" if there are none."""
+    tuned = [spec for spec in specs if METHODS[spec.method].needs_pixels]
+    datasets, images = cache(lambda name: open_source(sources[name]).dataset), 0
+    with suppress(OgkdError):  # not there yet: the runs say so
+        images = sum(len(datasets(s.test_on or s.dataset).part(s.judge)) for s in tuned)
+    words = "Methods that tune the image tower encode every test image again for each run"
+    amount = f"{pluralize(len(tuned), 'run')}, {pluralize(images, 'image')}"
+    return f"{words}: {amount}." if images else ""
 
 
 def _refuse_other_data(folder: RunsFolder, run: FinishedRun, sources: Mapping[str, Source]) -> None:
@@ -185,7 +185,6 @@ class Runner:
         self._stores: dict[str, FeatureStore] = {}
         self._open = cache(lambda name: open_source(self._sources[name]))
         self._judged = cache(self._read_judged)
-        self._features = cache(self._read_features)
         self._text = cache(self._make_text)
 
     @cached_property
@@ -225,13 +224,15 @@ class Runner:
         clock.lap("encode")
         seeds = [spec.seed for spec in group]
         images = max(len(support.labels) if support else 0 for support in supports)
-        with _threads_that_pay(methods[0], images, backbone.embed_dim):
+        # A head's largest product is images x width^2. Training of a context has its own rule.
+        small = not methods[0].needs_training and images * backbone.embed_dim**2 < _SMALL
+        with one_thread(small):
             heads = type(methods[0]).fit_many(methods, supports, trained, seeds=seeds)
         refuse_diverged(heads, methods[0].name)
         clock.lap("train")
         alpha = _graph_sharpness(first)
         predicted = [
-            _predict(method, head, parts, alpha, store.backbone, clock)
+            _predict(method, head, parts, alpha, clock)
             for method, head in zip(methods, heads, strict=True)
         ]
         common: dict[str, Any] = {
@@ -267,11 +268,10 @@ class Runner:
         chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
             chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
-        images, labels = self._judged(spec.dataset, spec.test_on, spec.judge)
-        features, digest = None, store.backbone.digest
-        if not method.needs_pixels:
-            deep = method.uses_deep(store.backbone)
-            features = self._features(spec.dataset, spec.test_on, spec.judge, deep, digest)
+        digest = store.backbone.digest
+        deep = None if method.needs_pixels else method.uses_deep(store.backbone)
+        key = (spec.dataset, spec.test_on, spec.judge, deep, digest)
+        images, labels, features = self._judged(*key)
         parts = {}
         for name, classes in chosen.items():
             (kept,) = torch.isin(labels, torch.tensor(classes)).nonzero(as_tuple=True)
@@ -286,27 +286,19 @@ class Runner:
         return parts
 
     def _read_judged(
-        self, name: str, test_on: str | None, split: str
-    ) -> tuple[list[ImageRef], Tensor]:
-        """Images to judge on, and their labels among the classes of the dataset learned from."""
+        self, name: str, test_on: str | None, split: str, deep: bool | None, digest: str
+    ) -> tuple[list[ImageRef], Tensor, Tensor | None]:
+        """Images to judge on, labels by the names learned from; features unless `deep` is None."""
         dataset = self._open(test_on or name).dataset
         if not dataset.has_splits and split != "test":
             raise DataError(f"{test_on or name} has no validation images to judge on.")
-        known = self._open(name).dataset.names
-        if absent := absent_classes(dataset.names, known):
-            raise DataError(f"{name} has no class '{absent[0]}', which {test_on} has.")
-        cases = dataset.part(split)
+        task, cases = self._open(name).dataset.task, dataset.part(split)
         require_files(cases)
-        spellings = list(map(plain_name, known))
-        numbers = torch.tensor([spellings.index(plain_name(name)) for name in dataset.names])
-        labels = torch.from_numpy(dataset.task.labels(dataset.targets(cases)))
-        return images_of(cases), numbers[labels]
-
-    def _read_features(
-        self, name: str, test_on: str | None, split: str, deep: bool, digest: str
-    ) -> Tensor:
-        images, _ = self._judged(name, test_on, split)
-        return self._stores[digest].get(images, deep=deep).rows[:, 0]
+        targets, _ = task.translate(dataset.task, dataset.targets(cases))
+        images, labels = images_of(cases), torch.from_numpy(task.labels(targets))
+        if deep is None:
+            return images, labels, None
+        return images, labels, self._stores[digest].get(images, deep=deep).rows[:, 0]
 
     def _make_text(
         self, name: str, budget: int | None, classes: Sequence[int], digest: str
@@ -345,29 +337,8 @@ def _support(
     return make_support(method, store, task, drawn, spec.seed), list(counts)
 
 
-@contextmanager
-def _threads_that_pay(method: Method, images: int, width: int) -> Iterator[None]:
-    """Fit a head with one thread if its largest product, images x width^2, is small.
-
-    A second thread gains nothing there, and on a busy machine each product waits for it. Training
-    of a context has its own rule (core/training.py).
-    """
-    before = torch.get_num_threads()
-    if not method.needs_training and images * width**2 < _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _predict(
-    method: Method,
-    head: Head,
-    parts: Mapping[str, _Part],
-    alpha: float,
-    backbone: Backbone,
-    clock: _Clock,
+    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float, clock: _Clock
 ) -> dict[str, Predictions]:
     by_part = {}
     for name, part in parts.items():
@@ -375,7 +346,8 @@ def _predict(
         features = part.features
         if features is None:  # not kept on the disk: no other run has this tower
             clock.lap("test")
-            features = encode_now(method.tower(backbone, part_head.tensors()), part.images)
+            tower = method.tower(part.text.backbone, part_head.tensors())
+            features = encode_now(tower, part.images)
             clock.lap("encode")
         p = part_head.of_rows(features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)

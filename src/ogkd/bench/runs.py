@@ -83,10 +83,9 @@ class RunSpec(FrozenRecord):
     def without(self, *fields: str) -> str:
         """The specification as text, without `fields`: equal for runs that differ only in them."""
         content = self.model_dump(mode="json", exclude=set(fields))
-        if self.judge == "test":
-            content.pop("judge", None)  # runs of before there was a choice keep their names
-        if self.test_on is None:
-            content.pop("test_on", None)
+        for name in ("judge", "test_on"):  # runs of before there was a choice keep their names
+            if content.get(name) == RunSpec.model_fields[name].default:
+                content.pop(name, None)
         return json.dumps(content, sort_keys=True, ensure_ascii=True)
 
     def __str__(self) -> str:

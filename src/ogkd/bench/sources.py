@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord, RunSpec
 from ogkd.data.case import Dataset
-from ogkd.data.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks, plain_name
+from ogkd.data.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.data.fetch import read_benchmark
 from ogkd.data.names import normal_labels
 from ogkd.data.phantoms import PHANTOMS, phantom, write_folder
@@ -95,12 +95,6 @@ class OpenSource:
     def digests(self) -> dict[str, str]:
         """Digests of images and prompts, to compare with those of earlier runs."""
         return {"data_sha256": self.dataset.sha256, "bank_sha256": bank_digest(self.bank)}
-
-
-def absent_classes(names: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The classes that are not among the known ones, by name in any spelling."""
-    spellings = set(map(plain_name, known))
-    return [name for name in names if plain_name(name) not in spellings]
 
 
 def known_as(dataset: str) -> str | None:

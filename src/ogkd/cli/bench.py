@@ -47,6 +47,9 @@ class GridOptions:
     ] = None
     datasets: NamesOption = None
     methods: NamesOption = None
+    rows: Annotated[
+        str | None, Option(help="Other rows of a grid that has them: rivals or towers.")
+    ] = None
     shots: NumbersOption = None
     seeds: NumbersOption = None
     backbone: Annotated[
@@ -83,7 +86,7 @@ class GridOptions:
             "test_on": self.test_on,
             "tuned": self.tuned,
         }
-        return [read_grid(name, changes) for name in grid_names(self.grid)]
+        return [read_grid(name, changes, row_set=self.rows) for name in grid_names(self.grid)]
 
 
 def _numbers(name: str, text: str | None) -> list[int] | None:
@@ -134,7 +137,7 @@ def run(
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
     from ogkd.bench.grid import expand, tuning_grid, write_best
-    from ogkd.bench.runner import prepare
+    from ogkd.bench.runner import encoding_again, prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import Job, watched
 
@@ -157,6 +160,8 @@ def run(
         done = len(plan.specs) - len(missing)
         line = f"{plan.title}: {len(plan.specs)} runs, {done} of them done already."
         (typer.echo if dry_run else say)(line)
+        if cost := encoding_again(missing, sources):
+            say(cost)
         if dry_run or not missing:
             continue
         job = Job(

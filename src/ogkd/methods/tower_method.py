@@ -111,14 +111,12 @@ class TowerMethod(PromptMethod[PromptConfigT]):
         seeds: Sequence[int],
         folder: Folder = None,
     ) -> list[Head]:
-        for method, support in zip(methods, supports, strict=True):
-            if support is not None:
-                _refuse_large_batches(method.config.train, support, text.backbone)
-        runs = zip(methods, supports, seeds, strict=True)
-        return [
-            super(TowerMethod, cls).fit_many([method], [s], text, seeds=[seed], folder=folder)[0]
-            for method, s, seed in runs
-        ]
+        heads: list[Head] = []
+        for method, s, seed in zip(methods, supports, seeds, strict=True):
+            if s is not None:
+                _refuse_large_batches(method.config.train, s, text.backbone)
+            heads += super().fit_many([method], [s], text, seeds=[seed], folder=folder)
+        return heads
 
     def learner(self, text: TextSide) -> TowerLearner:
         return TowerLearner(text.backbone, text.class_names, self.config.context, self)
