@@ -32,7 +32,7 @@ from ogkd.fitting.pipeline import fit_request, progress_of
 from ogkd.fitting.request import FitRequest
 from ogkd.images import decode_once
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.classifier import Classifier
+from ogkd.model.classifier import Classifier, write_calibration
 from ogkd.model.load import load
 from ogkd.report import report, write_data_check
 
@@ -193,7 +193,7 @@ class Start:
             calibration = calibrate(model, self.divided, split="val", say=self.notes.append)
         except DataError as error:
             return f"skipped: {error}"
-        calibration.write(self.out / "model" / CALIBRATION)
+        write_calibration(self.out / "model", model.card, calibration)
         return f"on {calibration.cases} {self.grouping.unit}s"
 
     @cached_property

@@ -74,9 +74,10 @@ def test_backbones_are_listed_shown_verified_and_fetched(ogkd, tmp_path, monkeyp
     source["original"] = {"file": "pytorch_model.bin", "sha256": "0" * 64}
     (folder / "source.json").write_text(json.dumps(source))
     lines = [line.split() for line in ogkd("backbones", "list").out.splitlines()]
-    here = {name: present for name, present, *_ in lines if name in catalog()}
+    here = {words[0]: words[1] for words in lines if words[0] in catalog()}
     assert list(here) == list(catalog())
     assert (here["builtin"], here["plip"], here["biomedclip"]) == ("yes", "yes", "no")
+    assert (here["conch"], here["lovt"]) == ("gated", "n/a")
     facts = json.loads(ogkd("backbones", "info", "plip", "--json").out)
     assert (facts["present"], facts["path"], facts["sha256"]) == (True, str(folder), "f")
     assert facts["files"]["tokenizer.json"] == files["tokenizer.json"]["size"]

@@ -26,14 +26,26 @@ _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 @app.command("list")
 def list_backbones() -> None:
-    """Show the known backbones and whether they are on this machine."""
+    """Show the known backbones and whether they are on this machine.
+
+    "gated": their publisher asks for an account; "n/a": they cannot be loaded, and `info` says
+    why. The size is in millions of parameters.
+    """
     from ogkd.backbones.catalog import catalog
 
     cells = [
-        (record.name, "yes" if _is_present(record) else "no", record.licence, record.modality)
+        (
+            record.name,
+            _status(record),
+            record.modality,
+            record.parameters or "",
+            record.patches,
+            record.licence,
+        )
         for record in catalog().values()
     ]
-    print_table(("name", "here", "licence", "modality"), cells)
+    headings = ("name", "here", "images of", "size (M)", "patches", "licence")
+    print_table(headings, cells, numbers=("size (M)",))
 
 
 @app.command("info")
@@ -71,6 +83,13 @@ def fetch(name: _Name) -> None:
     if isinstance(record, Path):
         raise ConfigError(f"{record} is a folder on this machine: there is nothing to fetch.")
     typer.echo(f"{record.name} -> {fetch_backbone(record)}")
+
+
+def _status(record: Record) -> str:
+    """Whether a backbone is here, or what stands in the way."""
+    if record.missing:
+        return "n/a"
+    return "yes" if _is_present(record) else "gated" if record.gated else "no"
 
 
 def _is_present(record: Record) -> bool:

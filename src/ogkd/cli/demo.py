@@ -87,7 +87,7 @@ def demo(
     from ogkd.audit import audit_data
     from ogkd.data.phantoms import phantom, write_folder
     from ogkd.evaluation import predict_labelled, summary_metrics
-    from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.classifier import write_calibration
 
     began = time.perf_counter()
     backbone = ogkd.load_backbone("builtin")
@@ -111,7 +111,7 @@ def demo(
         typer.echo(f"  {method:18}  accuracy {100 * accuracy:5.1f} %: {words}")
         if method == _KEPT:
             classifier.calibration = ogkd.calibrate(classifier, dataset)
-            classifier.calibration.write(model / CALIBRATION)
+            write_calibration(model, classifier.card, classifier.calibration)
             audit = audit_data(dataset, root=images)
             ogkd.report(classifier, dataset, page, predictions=judged, audit=audit)
     typer.echo(

@@ -160,6 +160,7 @@ def calibrate(
     from ogkd.evaluation.calibrate import calibration_section
     from ogkd.evaluation.sections import text_lines
     from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.classifier import write_calibration
 
     # The old calibration is not read: even a damaged one can be replaced.
     classifier, _, part, _ = inputs.read(split, calibrated=False)
@@ -173,6 +174,6 @@ def calibrate(
         say=say,
     )
     path = inputs.model / CALIBRATION
-    calibration.write(path)
+    write_calibration(inputs.model, classifier.card, calibration)
     lines = text_lines([calibration_section(classifier, calibration)])
     typer.echo("\n".join([*lines, f"Wrote {path}"]).lstrip())

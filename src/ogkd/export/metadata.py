@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -34,7 +33,7 @@ def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> d
             "colour": "RGB",
             "crop": "center",
             "antialias": True,
-            **asdict(prep),
+            **prep.identity(),
         },
         "cases": _cases(classifier),
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},

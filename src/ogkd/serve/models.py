@@ -13,8 +13,7 @@ from PIL import Image
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.errors import DataError, OgkdError, OgkdWarning, pluralize
-from ogkd.evaluation.sections import percent
+from ogkd.errors import DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.model.card import ModelCard
@@ -177,7 +176,7 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] 
 
 def describe(model: Model) -> dict[str, Any]:
     """`/model` of openapi.json."""
-    classifier = model.classifier
+    classifier, made = model.classifier, model.classifier.calibration
     return {
         "name": model.name,
         "method": classifier.card.method,
@@ -187,18 +186,7 @@ def describe(model: Model) -> dict[str, Any]:
         "learned_from": list(classifier.card.support_counts),
         "calibrated": classifier.calibration is not None,
         "coverage": model.decider.coverage,
-        "quality": quality(classifier),
+        "quality": "" if made is None else made.quality(classifier.card.grouping.unit),
         "note": model.note,
         "cases": model.joins_images,
     }
-
-
-def quality(classifier: Classifier) -> str:
-    """How often the model was right on the cases of its calibration; "" without one."""
-    made = classifier.calibration
-    if made is None or len(made.questions) > 1:
-        return ""
-    right = [*made.questions[0].first_correct, *made.questions[0].correct]
-    cases = pluralize(len(right), classifier.card.grouping.unit)
-    share = percent(sum(right) / len(right))
-    return f"Right on {sum(right)} of {cases} that it had not learned from ({share})"
