@@ -201,5 +201,21 @@ def test_text_has_every_row_below_backbone_prompts_and_settings(folder: RunsFold
         "Our settings: label=a|b.",
         "",
     ]
-    assert len(lines) == 6 + len(compare_with_published(folder, plan))
+    own = lines[: lines.index("### Published elsewhere") - 1]
+    assert len(own) == 6 + len(compare_with_published(folder, plan))
     assert "| base-to-novel | covid | a\\|b | 16 | 0 | base | 80.00 | 75.92 | +4.08 |  |" in lines
+
+
+def test_what_other_papers_print_stands_below_and_only_for_the_paper_s_benchmarks(folder) -> None:
+    rivals = plan_of(folder, {"covid": None}, method="biomed-dpt", protocol="few-shot")
+    text = published_markdown(folder, rivals)
+    assert "counterpart" in text.splitlines()[0]
+    assert "not comparable" in text
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert lines[0] == "| method | datasets | K=1 | K=2 | K=4 | K=8 | K=16 | note |"
+    assert "| Evi-Steer (MICCAI 2026) | 9: no DermaMNIST, KneeXray |  |  | 71.43 |" in text
+    for plan in (
+        plan_of(folder, {"my own": None}, protocol="few-shot"),
+        rivals.model_copy(update={"table": "noise"}),
+    ):
+        assert "elsewhere" not in published_markdown(folder, plan)

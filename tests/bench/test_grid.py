@@ -11,10 +11,12 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from ogkd.bench.grid import expand, grid_names, read_grid
+from ogkd.bench.grid import expand, grid_names, read_grid, tuning_grid
+from ogkd.bench.runs import RunSpec
 from ogkd.bench.sources import open_source
 from ogkd.errors import ConfigError
 from ogkd.images import read_image
+from ogkd.methods import METHODS
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 
@@ -227,3 +229,44 @@ def test_the_papers_grids_read_photographs_as_they_are_stored(datasets, grid_fil
         hashes = set(plan.specs)
     assert len(digests) == 2  # results of both are refused in one folder
     assert hashes == set(expand(read_grid(grid_file, changes | {"upright": True}))[0].specs)
+
+
+@pytest.mark.parametrize("protocol", ["few-shot", "base-to-novel"])
+def test_other_rows_of_a_shipped_grid_make_a_plan_of_their_own(protocol):
+    paper, _ = expand(read_grid(f"phantoms/{protocol}"))
+    labels = {cell.label for cell in paper.cells}
+    for name in ("rivals", "towers"):
+        plan, _ = expand(read_grid(f"phantoms/{protocol}", row_set=name))
+        assert (plan.name, plan.table) == (f"{protocol}-{name}", paper.table)
+        assert labels.isdisjoint(cell.label for cell in plan.cells)
+        tuned = {METHODS[cell.spec.method].needs_pixels for cell in plan.cells}
+        assert tuned == {name == "towers"}
+    rivals, towers = (read_grid(f"paper/{protocol}").row_sets[n] for n in ("rivals", "towers"))
+    new = {name for name in METHODS if METHODS[name].needs_pixels}
+    assert set(towers) == new
+    assert "biomed-dpt" in rivals
+
+
+def test_a_choice_of_rows_that_a_grid_lacks_is_refused(grid_file):
+    with pytest.raises(ConfigError) as error:
+        read_grid(grid_file, row_set="rivals")
+    assert error.value.argument == "rows"
+
+
+def test_hashes_of_runs_are_those_of_before_there_was_another_test_set():
+    spec = RunSpec(dataset="busi", method="ogkd", shots=16, bank="released", backbone="biomedclip")
+    assert spec.hash == "6c05552af26fd7d84b43"
+    assert RunSpec.model_validate(spec.model_dump() | {"test_on": "busbra"}).hash != spec.hash
+
+
+def test_only_few_shot_runs_are_tested_on_another_dataset(grid_file):
+    with pytest.raises(ConfigError):
+        read_grid(grid_file, {"test_on": "second", "protocol": "base-to-novel"})
+    plan, sources = expand(read_grid(grid_file, {"test_on": "second"}))
+    tested = {(cell.spec.dataset, cell.spec.test_on) for cell in plan.cells}
+    assert tested == {("first", "second"), ("second", None)}
+    only, sources = expand(read_grid(grid_file, {"test_on": "second", "datasets": ["first"]}))
+    assert {cell.spec.dataset for cell in only.cells} == {"first"}
+    assert set(sources) == {"first", "second"}
+    tuned = tuning_grid(read_grid(grid_file, {"test_on": "second", "only": ["ogkd"]}), trials=2)
+    assert tuned.test_on is None  # chosen by what is learned from

@@ -35,6 +35,8 @@ def test_every_kind_of_run_works_on_the_device(grid_file):
         {"method": "lp++", "label": "as released", "settings": {"fidelity": "released"}},
         {"method": "tip-adapter"},
         {"method": "zero-shot-ensemble"},
+        {"method": "biomed-dpt"},
+        {"method": "evi-steer"},
     ]
     changes = {"rows": rows, "methods": [], "datasets": ["first"], "shots": [2]}
     grid = read_grid(grid_file, changes | {"settings": {"train.epochs": 1}})

@@ -1,9 +1,12 @@
 """The published numbers: all there, named as in the project, and consistent where the paper is."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from ogkd.bench import compare
 from ogkd.bench.compare import published
 from ogkd.data.catalog import benchmarks
 from ogkd.methods import METHODS
@@ -146,3 +149,31 @@ def test_tables_that_repeat_a_number_agree(accuracy) -> None:
     both = again.merge(once, on=["method", "part", "shots"])
     assert len(both) == len(again) == 24
     assert (both["value_x"] == both["value_y"]).all()
+
+
+def elsewhere(table: str) -> pd.DataFrame:
+    """The rows of other papers, read apart from the code that prints them."""
+    return pd.read_csv(Path(compare.__file__).parent / "published" / "elsewhere" / f"{table}.csv")
+
+
+def test_averages_of_other_papers_stand_beside_those_of_the_paper(accuracy) -> None:
+    rows = elsewhere("few-shot").set_index(["method", "datasets"])
+    printed = accuracy.query("table == 'few-shot'").set_index(["method", "shots"])["value"]
+    for label, name in (("BiomedCoOp (CVPR 2025)", "biomedcoop"), ("OGKD (2026)", "ogkd")):
+        for K in (1, 2, 4, 8, 16):
+            assert rows.loc[(label, "11"), f"K={K}"] == printed[name, K]
+    assert set(rows.index.get_level_values("datasets").str.extract(r"^(\d+)")[0]) == {
+        *("9", "10", "11", "14")
+    }
+
+
+def test_base_and_novel_of_other_papers_give_their_hm(accuracy) -> None:
+    rows = elsewhere("base-to-novel").set_index(["method", "datasets"])
+    assert (_hm(rows["Base"], rows["Novel"]) - rows["HM of averages"]).abs().max() < 0.016
+    cells = accuracy.query("table == 'base-to-novel' and part != 'hm'")
+    nine = cells.query("dataset not in ('average', 'dermamnist')")
+    for label, name in (("BiomedCoOp", "biomedcoop"), ("OGKD", "ogkd")):
+        recomputed = nine[nine["method"] == name].groupby("part")["value"].mean()
+        row = rows.loc[(label, "9: no DermaMNIST")]
+        assert row["Base"] == pytest.approx(recomputed["base"], abs=0.0051)
+        assert row["Novel"] == pytest.approx(recomputed["novel"], abs=0.0051)

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+import ogkd
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.runner import Runner, group_runs
+from ogkd.bench.runner import Runner, _support, group_runs, method_of
+from ogkd.bench.sources import open_source
 from ogkd.data.case import images_of
 from ogkd.data.read import read_dataset
+from ogkd.data.splits import base_and_novel
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
+from ogkd.features.encode import encode_now
 from ogkd.fitting.pipeline import fit_request
 from ogkd.fitting.request import FitRequest
+from ogkd.methods import TextSide
 from tiny_runs import make_dataset
 
 
@@ -70,6 +75,110 @@ def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
         np.testing.assert_allclose(predictions.W.sum(axis=1), 1, atol=1e-5)
 
 
+TOWERS = {"methods": ["biomed-dpt", "evi-steer"], "rows": [], "shots": [2]}
+
+
+def files_of(runner, method):
+    return sorted(path.name for path in runner.store_of(method).folder.glob("*.safetensors"))
+
+
+def test_runs_that_change_the_image_tower_are_what_fit_and_predict_give(
+    plan_of, datasets, bert_backbone
+):
+    specs, runner = plan_of(**TOWERS)
+    outcome = run_all(specs, runner)
+    dataset = read_dataset(datasets / "first")
+    images = images_of(dataset.part("test"))
+    for spec in specs:
+        model = ogkd.fit(
+            dataset,
+            backbone=bert_backbone,
+            method=spec.method,
+            preset=spec.preset,
+            settings=spec.settings,
+            shots=2,
+            seed=spec.seed,
+        )
+        got = outcome[spec.hash]
+        np.testing.assert_allclose(
+            got.predictions["test"].probabilities, model.predict_proba(images), atol=2e-5
+        )
+        assert got.result.backbone_digest == bert_backbone.digest != model.backbone.digest
+        assert set(got.result.seconds) == {"load", "encode", "text", "train", "test"}
+
+
+def test_only_a_tower_that_runs_share_fills_the_cache(plan_of, datasets):
+    specs, runner = plan_of(**TOWERS, seeds=[1])
+    before = files_of(runner, method_of(specs[1]))
+    outcome = run_all(specs, runner)
+    shared, tuned = map(method_of, specs)
+    assert (shared.needs_pixels, tuned.needs_pixels) == (False, True)
+    encoded = runner.store_of(shared).encoded
+    assert encoded >= len(read_dataset(datasets / "first").part("test"))
+    assert len(runner._stores) == 2  # the backbone itself, and the one with blanked patches
+    assert files_of(runner, tuned) == before
+    again = run_all(specs, runner)
+    assert runner.store_of(shared).encoded == encoded
+    for name, run in outcome.items():
+        p, q = (each.predictions["test"].probabilities for each in (run, again[name]))
+        assert np.array_equal(p, q)
+
+
+def test_runs_that_tune_towers_are_groups_of_their_own(plan_of):
+    specs, _ = plan_of(**TOWERS)
+    assert sorted(len(group) for group in group_runs(specs)) == [1, 1, 2]
+
+
+def test_novel_classes_are_seen_through_the_tower_of_their_head(plan_of, bert_backbone):
+    specs, runner = plan_of(protocol="base-to-novel", **TOWERS | {"methods": ["evi-steer"]})
+    spec, source = specs[0], open_source(runner._sources["first"])
+    outcome = run_all([spec], runner)[spec.hash]
+    method, names = method_of(spec), outcome.result.class_names
+    texts = [TextSide(bert_backbone, tuple(names[part]), ()) for part in ("base", "novel")]
+    support, _ = _support(method, runner.store_of(method), spec, source)
+    fitted = method.fit(support, texts[0], seed=spec.seed)
+    head = method.head_for(fitted, texts[1])
+    tower = method.tower(bert_backbone, head.tensors())
+    assert tower.digest != method.tower(bert_backbone, fitted.tensors()).digest
+    dataset = source.dataset
+    base, _ = base_and_novel(dataset.names)
+    images = [c.image for c in dataset.part("test") if c.target not in base]
+    expected = head.of_rows(encode_now(tower, images)).softmax(-1)
+    got = outcome.predictions["novel"].probabilities
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+def test_a_run_is_tested_on_another_dataset_by_the_names_of_classes(tmp_path, datasets, plan_of):
+    shutil.copytree(datasets / "first", tmp_path / "data" / "first")
+    shutil.copytree(datasets / "second", tmp_path / "data" / "second")
+    for folder in (tmp_path / "data" / "second").iterdir():
+        shutil.rmtree(folder / "benign_tumor")
+        (folder / "normal_lung").rename(folder / "Normal Lung")
+    data = {"data": str(tmp_path / "data"), "only": ["gda"], "shots": [3], "seeds": [1]}
+    (spec,), runner = plan_of(test_on="second", **data)
+    assert (spec.dataset, spec.test_on) == ("first", "second")
+    run = run_all([spec], runner)[spec.hash]
+    expected = ogkd.fit(tmp_path / "data" / "first", method="gda", shots=3, seed=1,
+                        backbone=runner.backbone, settings=spec.settings)  # fmt: skip
+    other = read_dataset(tmp_path / "data" / "second")
+    cases = other.part("test")
+    got = run.predictions["test"]
+    np.testing.assert_allclose(
+        got.probabilities, expected.predict_proba(images_of(cases)), atol=2e-5
+    )
+    spellings = [name.casefold() for name in run.result.class_names["test"]]
+    names = [other.names[target].casefold() for target in other.targets(cases)]
+    assert [spellings[label] for label in got.labels] == names
+    (own,), _ = plan_of(**data)
+    assert own.hash != spec.hash
+    assert own.without() == spec.without("test_on")
+    assert run.result.data_sha256.startswith(read_dataset(tmp_path / "data" / "first").sha256)
+    with pytest.raises(ConfigError):  # it lacks a class
+        plan_of(**data | {"datasets": ["second"]}, test_on="first")
+    (back,), _ = plan_of(**data | {"datasets": ["second"]}, test_on="second")
+    assert back.test_on is None  # its own test images
+
+
 def test_base_to_novel_learns_the_base_classes_and_judges_both(plan_of):
     specs, runner = plan_of(protocol="base-to-novel", only=["OGKD", "zero-shot"], shots=[3])
     for done in run_all(specs, runner).values():
@@ -85,7 +194,7 @@ def test_base_to_novel_learns_the_base_classes_and_judges_both(plan_of):
 def test_a_budget_takes_the_first_prompts_and_not_more_than_there_are(plan_of):
     specs, runner = plan_of(only=["zero-shot"], budgets=[2], shots=[1], seeds=[1])
     runner.run(group_runs(specs)[0])
-    side = runner._text(specs[0].dataset, 2, (0, 1, 2, 3))
+    side = runner._text(specs[0].dataset, 2, (0, 1, 2, 3), runner.backbone.digest)
     assert runner._text.cache_info().currsize == 1  # it is what the run has used
     assert {len(row) for row in side.prompts} == {2}
     specs, runner = plan_of(only=["zero-shot"], budgets=[999], shots=[1], seeds=[1])
@@ -99,7 +208,9 @@ def test_of_two_workers_one_encodes_a_dataset(plan_of, datasets):
     images = len(read_dataset(datasets / "first").part("test"))
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda runner: run_all(specs, runner), (first, second)))
-    assert sorted(runner._store.encoded for runner in (first, second)) == [0, images]
+    method = method_of(specs[0])
+    encoded = [runner.store_of(method).encoded for runner in (first, second)]
+    assert sorted(encoded) == [0, images]
 
 
 def test_images_of_each_class_are_counted_where_there_are_fewer_than_k(plan_of):

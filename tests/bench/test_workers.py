@@ -85,6 +85,23 @@ def test_only_the_run_with_the_error_fails_and_the_next_command_tries_it_again(b
     work(job)
 
 
+def test_runs_that_change_towers_resume_with_the_same_bits(bench):
+    grid = {"datasets": ["first"], "shots": [1], "rows": []}
+    grid["methods"] = ["biomed-dpt", "evi-steer"]
+    folder, plan, job = bench(**grid)
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work(job, stop)
+    assert 0 < len(folder.runs()) < len(plan.cells) == 4
+    work(job)
+    whole, _, job = bench(out="whole", **grid)
+    work(job)
+    assert content(folder) == content(whole)
+
+
 def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
     work(job)

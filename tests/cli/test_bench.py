@@ -132,3 +132,20 @@ def test_tune_writes_settings_that_the_next_run_uses(tmp_path):
     assert answer.exit_code == 0, answer.output
     assert "--tuned" in answer.output
     assert "1 runs, " in dry_run(grid, *words, "--tuned", "tuning/tuned.toml").output
+
+
+def test_rows_that_encode_all_test_images_again_say_so_before_they_start(tmp_path):
+    few = ["--datasets", "cxr", "--shots", "1", "--seeds", "1,2"]
+    towers = dry_run("phantoms/few-shot", *few, "--rows", "towers").output
+    assert "for each run: 10 runs, 1,000 images." in towers
+    assert "for each run" not in dry_run("phantoms/few-shot", *few, "--rows", "rivals").output
+    nowhere = dry_run("paper/few-shot", "--rows", "towers")  # the data is not there
+    assert nowhere.exit_code == 0
+    assert "for each run" not in nowhere.output
+
+
+def test_a_grid_is_tested_on_another_dataset(grid):
+    words = ["--methods", "gda", "--test-on", "cxr"]
+    with pytest.raises(ConfigError):
+        dry_run(grid, *words)  # another organ, other classes
+    assert "tested on" not in dry_run(grid, "--methods", "gda", "--test-on", "us-breast").output

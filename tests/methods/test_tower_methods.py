@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +16,7 @@ from ogkd.backbones.changes import without_change
 from ogkd.core.batches import Batch
 from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
-from ogkd.methods import METHODS, make_method
+from ogkd.methods import METHODS, make_method, tower_method
 from ogkd.model.load import load
 
 TOWER = sorted(name for name, method in METHODS.items() if method.needs_pixels)
@@ -279,6 +282,45 @@ def test_a_saved_model_sees_images_as_the_fitted_one(name, bert_backbone, pictur
     np.testing.assert_allclose(again.predict_proba(images), model.predict_proba(images), atol=1e-5)
     assert again.backbone.digest == model.backbone.digest != bert_backbone.digest
     assert model.support.features.shape[0] == 2 * len(model.class_names)
+
+
+def test_a_fit_says_how_long_an_epoch_takes(bert_backbone, pictures, tmp_path):
+    notes = []
+    settings = {"train.epochs": 3}
+    options = {"backbone": bert_backbone, "shots": 2, "settings": settings, "say": notes.append}
+    ogkd.fit(pictures, method="maple", out=tmp_path / "tuned", **options)
+    ogkd.fit(pictures, method="coop", out=tmp_path / "frozen", **options)
+    assert [note for note in notes if "epoch" in note] == ["About 1 s for each of 3 epochs."]
+
+
+@pytest.mark.parametrize("name", TOWER)
+def test_a_batch_that_cannot_fit_into_memory_is_refused_before_training(
+    name, bert_backbone, monkeypatch
+):
+    support = pixel_support((2, 2, 2), bert_backbone)
+    free = SimpleNamespace(available=10)
+    monkeypatch.setattr(tower_method.psutil, "virtual_memory", lambda: free)
+    method = quick(name)
+    with pytest.raises(ConfigError) as error:
+        fit(method, bert_backbone, support)
+    assert error.value.argument == "settings"
+    needed = int(re.search(r"at least ([\d,]+) bytes", str(error.value))[1].replace(",", ""))
+    # What autograd keeps for a batch of three is more.
+    text = text_of(bert_backbone)
+    learner, kept = method.learner(text), {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no address is reused
+        return tensor
+
+    context = learner.initial_context(torch.Generator().manual_seed(1))[None].requires_grad_()
+    batch = Batch(pixels_of(bert_backbone)[None], torch.tensor([[0, 1, 2]]), None)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        T_hat = learner.text_features(context)
+        method.objective(text)(T_hat, learner.see(context, batch))
+    assert needed <= sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    free.available = needed
+    fit(method, bert_backbone, support)
 
 
 def test_cases_of_several_images_are_refused(bert_backbone, pictures):

@@ -39,6 +39,7 @@ from ogkd.methods import METHODS
 AVERAGE = "average"
 _ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one
 _LEVEL = 0.95  # of intervals
+_ELSEWHERE = "Percent, with the authors' own settings; rows over other datasets are not comparable."
 _COLUMNS = [
     *("table", "dataset", "method", "K", "flips", "part"),
     *("ours", "published", "difference", "note"),
@@ -61,6 +62,15 @@ def published() -> pd.DataFrame:
         if file.name.endswith(".csv")
     ]
     return pd.concat(tables, ignore_index=True).fillna({"setting": ""})
+
+
+def published_elsewhere(plan: Plan) -> list[str]:
+    """What other papers print about the paper's benchmarks, as Markdown; [] of other data."""
+    file = files("ogkd.bench") / "published" / "elsewhere" / f"{plan.table}.csv"
+    if not (file.is_file() and any(benchmark_of(cell.spec) for cell in plan.cells)):
+        return []
+    table = pd.read_csv(io.StringIO(file.read_text("utf-8")), dtype=str, keep_default_na=False)
+    return ["", "### Published elsewhere", "", _ELSEWHERE, "", *markdown_table(table)]
 
 
 def compare_with_published(folder: RunsFolder, plan: Plan) -> pd.DataFrame:
@@ -95,6 +105,8 @@ def _difference(run: FinishedRun) -> str:
     """How a run's images or classes differ from the benchmark's; "" if they do not."""
     if run.spec.judge == "val":
         return "validation images"
+    if run.spec.test_on is not None:
+        return f"tested on {run.spec.test_on}"
     name = benchmark_of(run.spec)
     if name is None:
         return ""
@@ -192,9 +204,10 @@ def _published_average(values: pd.Series, part: str, datasets: Sequence[str]) ->
 
 def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     """The comparison with the published numbers as Markdown."""
-    frame = compare_with_published(folder, plan)
+    frame, more = compare_with_published(folder, plan), published_elsewhere(plan)
     if frame.empty:
-        return "None of these runs has a counterpart in the paper's tables.\n"
+        nothing = "None of these runs has a counterpart in the paper's tables."
+        return "\n".join([nothing, *more]) + "\n"
     backbones = sorted({cell.spec.backbone for cell in plan.cells})
     prompts = prompts_used(run for _, run in folder.finished(plan))
     settings = changed_settings(plan)
@@ -205,7 +218,8 @@ def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     ]
     for name, form in {"ours": "{:.2f}", "published": "{:.2f}", "difference": "{:+.2f}"}.items():
         frame[name] = frame[name].map(form.format, na_action="ignore")
-    return "\n".join([*lines, "", *markdown_table(frame.astype(object).fillna(""))]) + "\n"
+    table = markdown_table(frame.astype(object).fillna(""))
+    return "\n".join([*lines, "", *table, *more]) + "\n"
 
 
 # Whether two methods differ: a bootstrap over seeds and test images of each dataset. Datasets are

@@ -12,7 +12,7 @@ import itertools
 import random
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -29,6 +29,7 @@ from pydantic import (
 
 from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
 from ogkd.bench.sources import Source, find_sources
+from ogkd.data.names import fold_name
 from ogkd.data.phantoms import MOST_IMAGES
 from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import ConfigError, DataError, did_you_mean
@@ -82,6 +83,7 @@ class Grid(_Record):
     sampling: Sampling = "released"
     upright: bool = True  # turn photographs as their camera's mark says (fidelity.md, 54)
     judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
+    test_on: str | None = None  # test on this dataset, which has the same classes, or some of them
     tuned: str | None = None  # a file of `bench run --tune`: settings by method and dataset
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
@@ -90,6 +92,7 @@ class Grid(_Record):
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
     rows: list[GridRow] = []
+    row_sets: dict[str, list[str]] = {}  # methods by the name of a choice, instead of all rows
     phantoms: dict[Literal["train", "val", "test"], _Drawn] = {}  # images of each class
 
     @property
@@ -107,6 +110,8 @@ class Grid(_Record):
         # Label noise may be swept beside a setting; the prompts' budget only alone.
         if "budget" in self.swept[1:]:
             raise ValueError(f"a table has one axis beside shots, not {', '.join(self.swept)}")
+        if self.test_on is not None and self.protocol == "base-to-novel":
+            raise ValueError("test_on is for the few-shot protocol")
         if max(self.flips) > min(self.shots):
             raise ValueError(f"flips = {max(self.flips)} is more than its shots")
         rows = {row.name: row for row in self.all_rows}
@@ -157,8 +162,13 @@ def grid_names(source: str) -> list[str]:
     return [name for name in protocols() if name.startswith(f"{source.rstrip('/')}/")] or [source]
 
 
-def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
-    """A grid from a file, or one of the package's by name; `changes` replace single fields."""
+def read_grid(
+    source: str | Path, changes: Mapping[str, Any] | None = None, *, row_set: str | None = None
+) -> Grid:
+    """A grid from a file, or one of the package's by name; `changes` replace single fields.
+
+    `row_set` names a choice of other rows, which makes a plan beside that of the grid's own rows.
+    """
     path, shipped = Path(source), _shipped()
     try:
         known = str(source) in shipped and not path.is_file()
@@ -168,17 +178,25 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         raise ConfigError(f"Cannot read grid '{source}': {error}.{hint}", argument="grid") from None
     content |= {key: value for key, value in (changes or {}).items() if value is not None}
     try:
-        return Grid.model_validate({"name": path.stem} | content)
+        grid = Grid.model_validate({"name": path.stem} | content)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_problem(error)}.", argument="grid") from None
+    if row_set is None:
+        return grid
+    _refuse_unknown("choice of rows", [row_set], set(grid.row_sets), "rows")
+    title = f"{grid.title or grid.name}, {row_set}"
+    changed = {"name": f"{grid.name}-{row_set}", "title": title, "rows": []}
+    return grid.model_copy(update=changed | {"methods": grid.row_sets[row_set]})
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
     counts = _PHANTOMS | {str(split): count for split, count in grid.phantoms.items()}
-    sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
+    find = partial(find_sources, phantoms=counts, prompts=grid.prompts, upright=grid.upright)
+    sources = find(grid.data, grid.datasets)
+    others = {} if grid.test_on is None else find(grid.data, [grid.test_on])
     rows = _rows(grid)
-    sources = _suitable(grid, sources)
+    sources = _suitable(grid, sources, others)
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -190,7 +208,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         sweep=grid.swept[0] if grid.swept else None,
         cells=tuple(cells.values()),
     )
-    return plan, sources
+    return plan, others | sources
 
 
 def _rows(grid: Grid) -> list[GridRow]:
@@ -216,12 +234,18 @@ def _refuse_unknown(what: str, names: Iterable[str], known: set[str], argument: 
             raise ConfigError(f"The grid has no {what} '{name}'.{hint}", argument=argument)
 
 
-def _suitable(grid: Grid, sources: dict[str, Source]) -> dict[str, Source]:
+def _suitable(
+    grid: Grid, sources: dict[str, Source], others: Mapping[str, Source]
+) -> dict[str, Source]:
     """The datasets on which the protocol is possible; with "*", the others are left out."""
     reasons = {}
     for name, source in sources.items():
         if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
             reasons[name] = f"{name} has {count} classes, but base-to-novel needs {_FEWEST}."
+        for other in others.values():
+            known = set(map(fold_name, source.class_names))
+            if absent := [c for c in other.class_names if fold_name(c) not in known]:
+                reasons[name] = f"{name} has no class '{absent[0]}', which {other.name} has."
     if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
         raise ConfigError(next(iter(reasons.values())), argument="datasets")
     return {name: source for name, source in sources.items() if name not in reasons}
@@ -262,6 +286,7 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
                     bank=source.bank,
                     sampling=grid.sampling,
                     judge=grid.judge,
+                    test_on=None if grid.test_on == source.name else grid.test_on,
                     # A folder may be elsewhere on the next machine.
                     backbone=Path(grid.backbone).name,
                 ),
@@ -327,6 +352,7 @@ def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
             "title": f"{grid.title or grid.name}, tuning",
             "table": grid.protocol,
             "judge": "val",
+            "test_on": None,
             "rows": rows,
             "methods": [],
             "only": None,

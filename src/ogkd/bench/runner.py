@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -22,15 +22,27 @@ from ogkd.backbones import Backbone
 from ogkd.bench.runs import FinishedRun, Plan, Predictions, Result, RunsFolder, RunSpec
 from ogkd.bench.sources import OpenSource, Source, benchmark_of, open_source, paper, texts_of
 from ogkd.core.geometry import class_graph, prototypes
+from ogkd.core.training import one_thread
 from ogkd.data.case import images_of, require_files
 from ogkd.data.splits import base_and_novel, flip_labels
-from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError
+from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError, pluralize
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
+from ogkd.features.encode import encode_now
 from ogkd.features.store import FeatureStore
 from ogkd.files import holds_files, storage_errors
 from ogkd.fitting.prepare import Drawn, draw, make_support, text_sides
-from ogkd.methods import Head, Method, Support, TextSide, make_method, presets, refuse_diverged
+from ogkd.images import ImageRef
+from ogkd.methods import (
+    METHODS,
+    Head,
+    Method,
+    Support,
+    TextSide,
+    make_method,
+    presets,
+    refuse_diverged,
+)
 from ogkd.model.card import versions
 
 _SMALL = 100_000_000  # multiplications, about 10 ms
@@ -52,7 +64,8 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
     """Group runs that can share one pass; it depends only on the runs that were asked for.
 
     Which runs are finished is ignored: a run beside others has the same numbers only up to
-    rounding, so a rerun after a kill repeats the whole group and ends with the same bits.
+    rounding, so a rerun after a kill repeats the whole group and ends with the same bits. Runs that
+    tune towers share nothing, so each is a group.
     """
     groups: dict[str, list[RunSpec]] = {}
     for spec in {spec.hash: spec for spec in specs}.values():
@@ -67,7 +80,8 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
 def _shape(spec: RunSpec) -> str:
     method = method_of(spec)
     config = method.config.model_dump(mode="json", exclude=set(method.free))
-    rest = spec.without("seed", "flips", "settings", "preset")
+    shared = () if method.needs_pixels else ("seed", "flips", "settings", "preset")
+    rest = spec.without(*shared)
     return f"{rest} {json.dumps(config, sort_keys=True)} {method.uses_patches}"
 
 
@@ -101,17 +115,29 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
             except DataError as error:
                 notes.append(f"{error} It was moved to {folder.move_away(spec)}; it is run again.")
         for name in made_with.keys() & sources.keys():
-            _refuse_other_data(folder, made_with[name], sources[name])
+            _refuse_other_data(folder, made_with[name], sources)
         folder.write_plan(plan)
     return notes
 
 
-def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> None:
+def encoding_again(specs: Iterable[RunSpec], sources: Mapping[str, Source]) -> str:
+    """What runs that tune the image tower cost beyond training; "" if there are none."""
+    tuned = [spec for spec in specs if METHODS[spec.method].needs_pixels]
+    datasets, images = cache(lambda name: open_source(sources[name]).dataset), 0
+    with suppress(OgkdError):  # not there yet: the runs say so
+        images = sum(len(datasets(s.test_on or s.dataset).part(s.judge)) for s in tuned)
+    words = "Methods that tune the image tower encode every test image again for each run"
+    amount = f"{pluralize(len(tuned), 'run')}, {pluralize(images, 'image')}"
+    return f"{words}: {amount}." if images else ""
+
+
+def _refuse_other_data(folder: RunsFolder, run: FinishedRun, sources: Mapping[str, Source]) -> None:
     """Results on other images or prompts must not be in one table."""
+    source = sources[run.spec.dataset]
     if source.phantom:
         return
     try:
-        now = open_source(source).digests
+        now = _digests(run.spec, lambda name: open_source(sources[name]))
     except OgkdError:
         return  # no longer there: tables can still be made
     for key, digest in now.items():
@@ -121,6 +147,14 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
                 f"{folder.root} contains runs on other {word} of '{source.name}' (they changed).",
                 argument="out",
             )
+
+
+def _digests(spec: RunSpec, opened: Callable[[str], OpenSource]) -> dict[str, str]:
+    """Of images and prompts, to compare with those of earlier runs."""
+    digests = opened(spec.dataset).digests
+    if spec.test_on is not None:
+        digests["data_sha256"] += f" {opened(spec.test_on).digests['data_sha256']}"
+    return digests
 
 
 def _changed_settings(run: FinishedRun) -> str:
@@ -134,11 +168,12 @@ def _changed_settings(run: FinishedRun) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """Test images of some classes: features, labels, and the text side of those classes."""
+    """Test images of some classes, with their labels and the text side of those classes."""
 
-    features: Tensor
+    images: list[ImageRef]
     labels: Tensor
     text: TextSide
+    features: Tensor | None  # None: each head changes the tower that encodes them
 
 
 class Runner:
@@ -147,17 +182,22 @@ class Runner:
     def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
         self._load = load
         self._sources = sources
+        self._stores: dict[str, FeatureStore] = {}
         self._open = cache(lambda name: open_source(self._sources[name]))
-        self._features = cache(self._judged)
+        self._judged = cache(self._read_judged)
         self._text = cache(self._make_text)
 
-    @property
+    @cached_property
     def backbone(self) -> Backbone:
         """The backbone, loaded when first needed."""
-        if not hasattr(self, "_backbone"):
-            self._backbone = self._load()
-            self._store = FeatureStore(self._backbone)
-        return self._backbone
+        return self._load()
+
+    def store_of(self, method: Method) -> FeatureStore:
+        """The features of the backbone as the method sees it before a fit."""
+        backbone = method.tower(self.backbone, {})
+        if backbone.digest not in self._stores:
+            self._stores[backbone.digest] = FeatureStore(backbone)
+        return self._stores[backbone.digest]
 
     def run(self, group: RunGroup) -> list[RunResult]:
         """Train the group in one pass and test every run on its test images."""
@@ -166,33 +206,35 @@ class Runner:
         backbone = self.backbone
         clock.lap("load")
         source = self._open(first.dataset)
-        with self._encoding(first.dataset):
-            parts = self._parts(first, source)
+        methods = [method_of(spec) for spec in group]
+        store = self.store_of(methods[0])
+        with _encoding(store, first.dataset):
+            parts = self._parts(first, methods[0], store)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
-        methods = [method_of(spec) for spec in group]
         for part in parts.values():
             _ = part.text.bank  # encode now, so that it is not counted as training or testing
         clock.lap("text")
-        with self._encoding(first.dataset):
+        with _encoding(store, first.dataset):
             drawn = [
-                self._support(method, spec, source) if method.needs_images else (None, None)
+                _support(method, store, spec, source) if method.needs_images else (None, None)
                 for method, spec in zip(methods, group, strict=True)
             ]
         supports, counts = zip(*drawn, strict=True)
         clock.lap("encode")
         seeds = [spec.seed for spec in group]
         images = max(len(support.labels) if support else 0 for support in supports)
-        with _threads_that_pay(methods[0], images, backbone.embed_dim):
+        # A head's largest product is images x width^2. Training of a context has its own rule.
+        small = not methods[0].needs_training and images * backbone.embed_dim**2 < _SMALL
+        with one_thread(small):
             heads = type(methods[0]).fit_many(methods, supports, trained, seeds=seeds)
         refuse_diverged(heads, methods[0].name)
         clock.lap("train")
         alpha = _graph_sharpness(first)
         predicted = [
-            _predict(method, head, parts, alpha)
+            _predict(method, head, parts, alpha, clock)
             for method, head in zip(methods, heads, strict=True)
         ]
-        clock.lap("test")
         common: dict[str, Any] = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
@@ -202,7 +244,7 @@ class Runner:
             "versions": dict(versions()),
             "engine": backbone.engine,
             "backbone_digest": backbone.digest,
-            **source.digests,
+            **_digests(first, self._open),
         }
         return [
             RunResult(
@@ -220,95 +262,100 @@ class Runner:
             )
         ]
 
-    def _encoding(self, dataset: str) -> FileLock:
-        """A lock: one process encodes a dataset, others wait and find it encoded."""
-        self._store.folder.mkdir(parents=True, exist_ok=True)
-        name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
-        return FileLock(self._store.folder / f".{name}.lock")
-
-    def _parts(self, spec: RunSpec, source: OpenSource) -> dict[str, _Part]:
+    def _parts(self, spec: RunSpec, method: Method, store: FeatureStore) -> dict[str, _Part]:
         """What is tested: "test", or "base" (the classes learned from) and "novel"."""
-        names = source.dataset.names
+        names = self._open(spec.dataset).dataset.names
         chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
             chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
-        deep = method_of(spec).uses_deep(self.backbone)
-        features, labels = self._features(spec.dataset, spec.judge, deep)
+        digest = store.backbone.digest
+        deep = None if method.needs_pixels else method.uses_deep(store.backbone)
+        key = (spec.dataset, spec.test_on, spec.judge, deep, digest)
+        images, labels, features = self._judged(*key)
         parts = {}
         for name, classes in chosen.items():
-            kept = torch.isin(labels, torch.tensor(classes))
-            if not bool(kept.any()):
+            (kept,) = torch.isin(labels, torch.tensor(classes)).nonzero(as_tuple=True)
+            if not len(kept):
                 raise DataError(f"{spec.dataset} has no {spec.judge} images of its {name} classes.")
-            new = labels[kept] - classes[0]  # the classes of a part are consecutive
             parts[name] = _Part(
-                features[kept], new, self._text(spec.dataset, spec.budget, tuple(classes))
+                [images[number] for number in kept.tolist()],
+                labels[kept] - classes[0],  # the classes of a part are consecutive
+                self._text(spec.dataset, spec.budget, tuple(classes), digest),
+                None if features is None else features[kept],
             )
         return parts
 
-    def _judged(self, name: str, split: str, deep: bool) -> tuple[Tensor, Tensor]:
-        dataset = self._open(name).dataset
+    def _read_judged(
+        self, name: str, test_on: str | None, split: str, deep: bool | None, digest: str
+    ) -> tuple[list[ImageRef], Tensor, Tensor | None]:
+        """Images to judge on, labels by the names learned from; features unless `deep` is None."""
+        dataset = self._open(test_on or name).dataset
         if not dataset.has_splits and split != "test":
-            raise DataError(f"{name} has no validation images to judge on.")
-        cases = dataset.part(split)
+            raise DataError(f"{test_on or name} has no validation images to judge on.")
+        task, cases = self._open(name).dataset.task, dataset.part(split)
         require_files(cases)
-        features = self._store.get(images_of(cases), deep=deep).rows[:, 0]
-        return features, torch.from_numpy(dataset.task.labels(dataset.targets(cases)))
+        targets, _ = task.translate(dataset.task, dataset.targets(cases))
+        images, labels = images_of(cases), torch.from_numpy(task.labels(targets))
+        if deep is None:
+            return images, labels, None
+        return images, labels, self._stores[digest].get(images, deep=deep).rows[:, 0]
 
-    def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
+    def _make_text(
+        self, name: str, budget: int | None, classes: Sequence[int], digest: str
+    ) -> TextSide:
         source = self._open(name)
         task, _ = source.dataset.task.restrict(classes)
-        return text_sides(self.backbone, task, source.bank, budget=budget)[0]
-
-    def _support(
-        self, method: Method, spec: RunSpec, source: OpenSource
-    ) -> tuple[Support, list[int]]:
-        """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
-
-        Labels are flipped after the draw, as in released code.
-        """
-        task = source.dataset.task
-        base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
-        drawn = draw(
-            source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
-            classes=base, validation=spec.judge != "val",
-        )  # fmt: skip
-        if base is not None:
-            task, _ = task.restrict(base)
-        counts = task.support_counts([case.target for case in drawn.support])
-        allowed = [label for label, count in enumerate(counts) if count]
-        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
-        drawn = Drawn(flipped, drawn.validation)
-        return make_support(method, self._store, task, drawn, spec.seed), list(counts)
+        return text_sides(self._stores[digest].backbone, task, source.bank, budget=budget)[0]
 
 
-@contextmanager
-def _threads_that_pay(method: Method, images: int, width: int) -> Iterator[None]:
-    """Fit a head with one thread if its largest product, images x width^2, is small.
+def _encoding(store: FeatureStore, dataset: str) -> FileLock:
+    """A lock: one process encodes a dataset, others wait and find it encoded."""
+    store.folder.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
+    return FileLock(store.folder / f".{name}.lock")
 
-    A second thread gains nothing there, and on a busy machine each product waits for it. Training
-    of a context has its own rule (core/training.py).
+
+def _support(
+    method: Method, store: FeatureStore, spec: RunSpec, source: OpenSource
+) -> tuple[Support, list[int]]:
+    """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
+
+    Labels are flipped after the draw, as in released code.
     """
-    before = torch.get_num_threads()
-    if not method.needs_training and images * width**2 < _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    task = source.dataset.task
+    base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
+    drawn = draw(
+        source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+        classes=base, validation=spec.judge != "val",
+    )  # fmt: skip
+    if base is not None:
+        task, _ = task.restrict(base)
+    counts = task.support_counts([case.target for case in drawn.support])
+    allowed = [label for label, count in enumerate(counts) if count]
+    flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
+    drawn = Drawn(flipped, drawn.validation)
+    return make_support(method, store, task, drawn, spec.seed), list(counts)
 
 
 def _predict(
-    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float, clock: _Clock
 ) -> dict[str, Predictions]:
     by_part = {}
     for name, part in parts.items():
         part_head = method.head_for(head, part.text) if name == "novel" else head
-        p = part_head.of_rows(part.features).softmax(dim=-1)
+        features = part.features
+        if features is None:  # not kept on the disk: no other run has this tower
+            clock.lap("test")
+            tower = method.tower(part.text.backbone, part_head.tensors())
+            features = encode_now(tower, part.images)
+            clock.lap("encode")
+        p = part_head.of_rows(features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)
         if not bool(p.isfinite().all()):  # a finite head can overflow
             raise TrainingError(f"{method.name} gave values that are not numbers on {name} images.")
         arrays = (part.labels.numpy(), p.float().numpy(), W.float().numpy())
         by_part[name] = Predictions(*arrays)
+    clock.lap("test")
     return by_part
 
 

@@ -60,6 +60,7 @@ class RunSpec(FrozenRecord):
     sampling: Sampling = "released"
     backbone: str = "builtin"
     judge: Literal["test", "val"] = "test"  # the images that it is judged on
+    test_on: str | None = None  # whose images these are; None: the dataset's own
 
     @property
     def hash(self) -> str:
@@ -82,8 +83,9 @@ class RunSpec(FrozenRecord):
     def without(self, *fields: str) -> str:
         """The specification as text, without `fields`: equal for runs that differ only in them."""
         content = self.model_dump(mode="json", exclude=set(fields))
-        if self.judge == "test":
-            content.pop("judge", None)  # runs of before there was a choice keep their names
+        for name in ("judge", "test_on"):  # runs of before there was a choice keep their names
+            if content.get(name) == RunSpec.model_fields[name].default:
+                content.pop(name, None)
         return json.dumps(content, sort_keys=True, ensure_ascii=True)
 
     def __str__(self) -> str:
@@ -92,6 +94,7 @@ class RunSpec(FrozenRecord):
         parts += [f"{self.flips} flips"] * bool(self.flips)
         parts += [f"{self.budget} prompts"] * bool(self.budget)
         parts += ["on validation images"] * (self.judge == "val")
+        parts += [f"tested on {self.test_on}"] * bool(self.test_on)
         return f"{self.protocol}: {', '.join(parts)}"
 
 

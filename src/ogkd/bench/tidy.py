@@ -250,6 +250,7 @@ def changed_settings(plan: Plan) -> str:
         kind, slash, preset = (cell.spec.preset or "").rpartition("/")
         preset = f"{kind}/{{dataset}}" if slash else preset
         changes = {"preset": preset} if preset else {}
+        changes |= {"test_on": cell.spec.test_on} if cell.spec.test_on else {}
         for name, value in (changes | cell.spec.settings).items():
             if name != plan.sweep:
                 rows.setdefault(f"{name}={value}", {})[cell.label] = None

@@ -47,6 +47,9 @@ class GridOptions:
     ] = None
     datasets: NamesOption = None
     methods: NamesOption = None
+    rows: Annotated[
+        str | None, Option(help="Other rows of a grid that has them: rivals or towers.")
+    ] = None
     shots: NumbersOption = None
     seeds: NumbersOption = None
     backbone: Annotated[
@@ -59,6 +62,9 @@ class GridOptions:
     settings: Annotated[
         list[str] | None,
         Option("--set", metavar="KEY=VALUE", help="A setting, such as train.epochs=2. Repeatable."),
+    ] = None
+    test_on: Annotated[
+        str | None, Option(help="Test on this dataset instead; its classes must be known by name.")
     ] = None
     tuned: Annotated[
         str | None, Option(help="Use the settings that --tune wrote to this file.")
@@ -77,9 +83,10 @@ class GridOptions:
             "shots": _numbers("shots", self.shots),
             "seeds": _numbers("seeds", self.seeds),
             "over": opt.read_settings(self.settings or ()) or None,
+            "test_on": self.test_on,
             "tuned": self.tuned,
         }
-        return [read_grid(name, changes) for name in grid_names(self.grid)]
+        return [read_grid(name, changes, row_set=self.rows) for name in grid_names(self.grid)]
 
 
 def _numbers(name: str, text: str | None) -> list[int] | None:
@@ -130,7 +137,7 @@ def run(
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
     from ogkd.bench.grid import expand, tuning_grid, write_best
-    from ogkd.bench.runner import prepare
+    from ogkd.bench.runner import encoding_again, prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import Job, watched
 
@@ -153,6 +160,8 @@ def run(
         done = len(plan.specs) - len(missing)
         line = f"{plan.title}: {len(plan.specs)} runs, {done} of them done already."
         (typer.echo if dry_run else say)(line)
+        if cost := encoding_again(missing, sources):
+            say(cost)
         if dry_run or not missing:
             continue
         job = Job(

@@ -109,11 +109,19 @@ def train_contexts(
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
     steps = len(batch_slices(len(runs[0].views), config))
+    step_size = len(runs) * learner.tokens.ids.numel() * learner.backbone.text_width**2
     optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
     weights = epoch_weights(config, config.epochs) if config.average else []
+
+    def say_time(seconds: float) -> None:
+        each = max(steps * seconds, 1)
+        if note is not None:
+            note(f"About {each:,.0f} s for each of {config.epochs} epochs.")
+
+    tell = say_time if learner.sees_pixels else None  # others are done in minutes
     with (
         closing(batches_from(state.epoch, runs, config, device)) as batches,
-        _fitting_threads(learner, len(runs)),
+        one_thread(step_size < _SMALL_STEP and not learner.sees_pixels),
         progress_bar("Training", config.epochs) as bar,
     ):
         bar.advance(state.epoch)
@@ -137,7 +145,9 @@ def train_contexts(
                     islice(batches, steps),
                     dropout,
                     epoch,
+                    tell,
                 )
+                tell = None
                 with torch.no_grad():  # a run that has ended waits for the others
                     contexts[ended] = before[ended]
                 watched = terms.get("ce", terms["total"])
@@ -173,11 +183,10 @@ def train_contexts(
 
 
 @contextmanager
-def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
-    """Use one thread if a step is small: a second gains little, and waits on a busy machine."""
+def one_thread(small: bool) -> Iterator[None]:
+    """Use one thread for small work: a second gains little, and waits on a busy machine."""
     before = torch.get_num_threads()
-    tokens = runs * learner.tokens.ids.numel()
-    if not learner.sees_pixels and tokens * learner.backbone.text_width**2 < _SMALL_STEP:
+    if small:
         torch.set_num_threads(1)
     try:
         yield
@@ -193,14 +202,21 @@ def _one_epoch(
     batches: Iterable[Batch],
     dropout: TextDropout | None,
     epoch: int,
+    tell: Callable[[float], None] | None,
 ) -> dict[str, list[float]]:
-    """Step through every batch; return each term's mean over the steps, one number per run."""
+    """Step through every batch; return each term's mean over the steps, one number per run.
+
+    `tell` gets the seconds of the first.
+    """
     history: dict[str, list[Tensor]] = {}
+    began = time.perf_counter()
     for step, batch in enumerate(batches):
         terms = train_step(learner, objective, contexts, optimiser, batch, dropout)
         _refuse_nonfinite(terms, epoch, step)
         for name, value in terms.items():
             history.setdefault(name, []).append(value.detach())
+        if tell is not None and step == 0:
+            tell(time.perf_counter() - began)
     return {name: torch.stack(values).mean(0).tolist() for name, values in history.items()}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import BackboneError, DataError
-from ogkd.features.unreadable import BadFile, decode_ahead
+from ogkd.features.unreadable import BadFile, decode_ahead, unreadable_error
 from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
 
@@ -59,6 +59,16 @@ def encode_files(
         if crops:
             features = encode_crops(backbone, crops, patches=patches, deep=deep)
         yield EncodedBatch(batch, features, errors, crops)
+
+
+def encode_now(backbone: Backbone, images: Sequence[ImageRef]) -> Tensor:
+    """Features [N, d] that are not kept on the disk; DataError names images that are unreadable."""
+    rows = []
+    for batch in encode_files(backbone, images):
+        if batch.features is None or batch.errors:
+            raise unreadable_error(batch.bad)
+        rows.append(batch.features.rows.cpu())
+    return torch.cat(rows)
 
 
 def encode_crops(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self, cast
 
+import psutil
 import torch
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
@@ -15,13 +16,16 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone, TextDropout
 from ogkd.backbones.changes import Change, towers_of, with_change
-from ogkd.core.batches import Batch
+from ogkd.core.batches import Batch, batch_slices
+from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PackedLearner, PromptLearner
+from ogkd.errors import ConfigError
 from ogkd.methods.base import Folder, Support, TextSide
 from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.prompt_method import PromptConfigT, PromptMethod
 
 Shapes = Mapping[str, tuple[int, ...]]
+_KEPT = 9  # numbers for each token and its width that a block keeps for the gradient, at least
 
 
 class TowerLearner(PackedLearner):
@@ -107,11 +111,12 @@ class TowerMethod(PromptMethod[PromptConfigT]):
         seeds: Sequence[int],
         folder: Folder = None,
     ) -> list[Head]:
-        runs = zip(methods, supports, seeds, strict=True)
-        return [
-            super(TowerMethod, cls).fit_many([method], [s], text, seeds=[seed], folder=folder)[0]
-            for method, s, seed in runs
-        ]
+        heads: list[Head] = []
+        for method, s, seed in zip(methods, supports, seeds, strict=True):
+            if s is not None:
+                _refuse_large_batches(method.config.train, s, text.backbone)
+            heads += super().fit_many([method], [s], text, seeds=[seed], folder=folder)
+        return heads
 
     def learner(self, text: TextSide) -> TowerLearner:
         return TowerLearner(text.backbone, text.class_names, self.config.context, self)
@@ -139,3 +144,20 @@ class TowerMethod(PromptMethod[PromptConfigT]):
         content = tensor_bytes({name: part.contiguous() for name, part in parts.items()})
         fingerprint = f"{self.name} {hashlib.sha256(content).hexdigest()}"
         return with_change(backbone, self.change(towers_of(backbone), here), fingerprint)
+
+
+def _refuse_large_batches(config: TrainConfig, support: Support, backbone: Backbone) -> None:
+    """Refuse before hours of training what cannot fit: the image tower's values alone."""
+    spec = towers_of(backbone).model.image.spec
+    images = max(part.stop - part.start for part in batch_slices(len(support.views), config))
+    tokens = images * (spec.grid**2 + spec.first)
+    needed = 4 * _KEPT * tokens * spec.width * spec.depth
+    free = psutil.virtual_memory().available
+    if backbone.device.type == "cuda":
+        free = torch.cuda.mem_get_info(backbone.device)[0]
+    if needed > free:
+        raise ConfigError(
+            f"A batch of {images} images needs at least {needed:,} bytes of memory, but {free:,} "
+            "are free. Lower train.batch_size.",
+            argument="settings",
+        )
