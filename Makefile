@@ -45,6 +45,11 @@ lock:
 	uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --constraint constraints.txt --universal --python-version 3.11 \
 	    --override $(VENV)/without-torch.txt --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
 
+# Lines and branches of src that the fast tests reach; tests that start processes are among the slow ones.
+coverage: $(VENV)/.dev
+	$(BIN)/python -m coverage run --branch --source ogkd --data-file $(VENV)/.coverage -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m coverage report --data-file $(VENV)/.coverage --skip-covered --sort cover
+
 # The fast tests with the lowest versions that pyproject.toml allows, in an environment of their own.
 # TORCH=2.13.0 keeps one version of torch; UV_FIND_LINKS names a folder of wheels that is not on PyPI.
 LOWEST ?= $(or $(TMPDIR),/tmp)/ogkd-lowest

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save
 
 from ogkd.backbones.base import Backbone
+from ogkd.backbones.catalog import local_folder
 from ogkd.errors import DataError
 from ogkd.features.encode import EncodedBatch, SafetensorsStream
 from ogkd.features.unreadable import (
@@ -73,4 +74,6 @@ def embed_texts(backbone: Backbone, lines: Sequence[str], out: Path) -> None:
 
 def _metadata(backbone: Backbone, **rows: Sequence[str]) -> dict[str, str]:
     lists = {name: json.dumps(texts) for name, texts in rows.items()}
-    return {"backbone": backbone.name, "digest": backbone.digest, **lists}
+    folder = local_folder(backbone.name)
+    name = folder.name if folder else backbone.name
+    return {"backbone": name, "digest": backbone.digest, **lists}
