@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo check test hostile lowest coverage lint format docs browser lock clean
+.PHONY: demo check test hostile lowest coverage audit dist lint format docs browser lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
@@ -62,6 +62,16 @@ lowest:
 	$(LOWEST)/uv/bin/uv pip install --quiet --python $(LOWEST)/env --requirement $(LOWEST)/lowest.txt
 	$(LOWEST)/uv/bin/uv pip install --quiet --python $(LOWEST)/env --no-deps --editable .
 	$(LOWEST)/env/bin/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+# Known vulnerabilities of what requirements.lock installs; asks pypi.org.
+audit:
+	test -x $(LOWEST)/audit/bin/pip-audit || { $(PYTHON) -m venv $(LOWEST)/audit && $(LOWEST)/audit/bin/python -m pip install --quiet pip-audit; }
+	$(LOWEST)/audit/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict
+
+# What a release uploads: the sources and the wheel, each checked as PyPI does.
+dist:
+	$(PYTHON) -m venv $(LOWEST)/dist && $(LOWEST)/dist/bin/python -m pip install --quiet build twine
+	rm -rf dist && $(LOWEST)/dist/bin/python -m build && $(LOWEST)/dist/bin/twine check --strict dist/*
 
 # What drives Chromium in the tests of the web page; without it they are skipped.
 browser: $(VENV)/node/node_modules/playwright-core/index.js
