@@ -1,4 +1,4 @@
-"""What earlier releases wrote is read by this one, with the same answers: `write.py` wrote it."""
+"""What earlier releases wrote is read by this one, with the same answers: `write_release.py` wrote it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from write import IMAGES, answers
+from write_release import IMAGES, answers
 
 from ogkd.bench.runs import RunsFolder
 from ogkd.serve.studio.project import Project

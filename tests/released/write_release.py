@@ -1,8 +1,8 @@
 """Write what a release writes: small models, calibrations, a studio project, benchmark results.
 
-    python tests/released/write.py tests/released/VERSION
+    python tests/released/write_release.py tests/released/VERSION
 
-Folders of earlier releases are never written again: `test_released.py` reads all of them.
+Folders of earlier releases are never written again: `test_old_files.py` reads all of them.
 """
 
 from __future__ import annotations
