@@ -1,4 +1,4 @@
-"""What earlier releases wrote is read by this one, with the same answers: `write_release.py` wrote it."""
+"""What `write_release.py` wrote with earlier releases is read by this one: the same answers."""
 
 from __future__ import annotations
 
