@@ -24,7 +24,7 @@ import torch
 from ogkd.bench.grid import Grid, expand
 from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import make_job, work
+from ogkd.bench.worker import Job, work
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BACKBONE = "backbones/dinov2s14-minilm-med"
@@ -154,7 +154,7 @@ def main() -> None:
             grid = grid.model_copy(update={"only": arguments.rows})
             plan, sources = expand(grid)
             prepare(folder, plan, sources)
-            work(make_job(folder, plan, sources, grid.backbone))
+            work(Job(out=folder.root, plan=plan, sources=sources, backbone=grid.backbone))
     for shots in arguments.shots:
         print(f"\n{table(folder, shots)}")
 

@@ -22,7 +22,6 @@ from ogkd.backbones import load_backbone
 from ogkd.bench.grid import Grid, expand
 from ogkd.bench.runner import Runner, group_runs, prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import make_job, run_groups
 from ogkd.files import write_json
 
 GRID = {
@@ -42,9 +41,11 @@ def shared(grid: Grid, root: Path) -> float:
     folder = RunsFolder(root / "runs")
     prepare(folder, plan, sources)
     backbone = load_backbone("builtin")
-    job = make_job(folder, plan, sources, "builtin")
+    runner = Runner(lambda: backbone, sources)
     began = time.perf_counter()
-    run_groups(folder, job.groups(), Runner(lambda: backbone, sources))
+    for group in group_runs(list(plan.specs.values())):
+        for run in runner.run(group):
+            folder.write(run.spec, run.result, run.predictions)
     return time.perf_counter() - began
 
 

@@ -51,16 +51,22 @@ def _pixels(path):
 def prepare(pixels, prep):
     """Resized and cropped to the model's size."""
     image, size = Image.fromarray(pixels), prep["size"]
-    new = (size, size)
+    new, short, longest = (size, size), prep.get("scaled", size), max(image.size)
+    if prep["resize"] == "pad":
+        new = tuple(max(1, int(side / (longest / size))) for side in image.size)
+    if prep["resize"] == "pad_center":  # what a crop has outside of the image is black
+        square = max(size, longest)
+        left, top = ((square - side) // 2 for side in image.size)
+        image = image.crop((-left, -top, square - left, square - top))
     if prep["resize"] == "shortest":
         most = 20 * min(image.size)  # the far ends of a strip are cut before it is resized
         left, top = (max(0, (side - most) // 2) for side in image.size)
         image = image.crop(
             (left, top, left + min(image.width, most), top + min(image.height, most))
         )
-        new = tuple(int(size * side / min(image.size)) for side in image.size)
+        new = tuple(int(short * side / min(image.size)) for side in image.size)
     image = image.resize(new, Image.Resampling[prep["interpolation"].upper()])
-    left, top = (round((side - size) / 2) for side in new)
+    left, top = (0 if prep["resize"] == "pad" else round((side - size) / 2) for side in new)
     return np.asarray(image.crop((left, top, left + size, top + size)))
 
 

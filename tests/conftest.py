@@ -37,8 +37,12 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _known_backbones(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where backbones are is known in all tests, as on a user's machine."""
+    """Where backbones are is known in all tests, as on a user's machine.
+
+    Fixtures of more than one test have one cache.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
         folder = tmp_path_factory.mktemp("folders")
         patch.setattr("ogkd.model.card._places", lambda: folder)
         yield

@@ -75,19 +75,6 @@ def test_refusals_of_the_disk_become_one_error(tmp_path, code):
     assert names(tmp_path) == []
 
 
-def test_paths_that_cannot_be_written_are_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("file/a.json", "loop/a.json", "pipe"):
-        with pytest.raises(StorageError) as caught:
-            write_json(tmp_path / path, {})
-        assert caught.value.argument == "out"
-    with pytest.raises(ConfigError, match="half a character"):
-        write_json(tmp_path / "a.json", {"method": "a\udc00b"})
-    assert names(tmp_path) == ["file", "loop", "pipe"]
-
-
 def test_kill_during_a_write_keeps_the_old_file(tmp_path):
     write_text(tmp_path / "a.txt", "old")
     program = textwrap.dedent(
@@ -190,9 +177,6 @@ def test_readers_refuse_pipes_devices_and_what_is_too_large(tmp_path):
             read_bytes(path)
     with pytest.raises(StorageError):
         write_new(Path("/dev/zero"), "text")
-    (tmp_path / "link").symlink_to(tmp_path / "gone")  # not the same as a missing file
-    with pytest.raises(OSError, match="link to nothing"):
-        read_bytes(tmp_path / "link")
     (tmp_path / "large").write_bytes(b"12345")
     with pytest.raises(OSError, match="larger than"):
         read_bytes(tmp_path / "large", most=4)
@@ -240,13 +224,11 @@ def test_a_folder_is_refused_while_another_process_writes_it_and_not_after_a_kil
     assert list(target.parent.iterdir()) == []
 
 
-def test_a_git_blob_id_is_gits_own(tmp_path):
-    path = tmp_path / "file"
-    path.write_bytes(b"two\nlines\n")
-    try:
-        answer = subprocess.run(
-            ["git", "hash-object", str(path)], capture_output=True, text=True, check=True
-        )
-    except FileNotFoundError:
-        pytest.skip("git is not installed")
-    assert blob_id(path.read_bytes()) == answer.stdout.strip()
+def test_a_blob_id_is_gits_own():
+    assert blob_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # git hash-object /dev/null
+
+
+def test_text_that_is_half_a_character_is_not_written(tmp_path):
+    with pytest.raises(ConfigError, match="half a character"):
+        write_json(tmp_path / "a.json", {"method": "a\udc00b"})
+    assert names(tmp_path) == []

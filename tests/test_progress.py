@@ -16,7 +16,7 @@ def shown(monkeypatch, columns, description, total, note):
     """The last line of a bar on a terminal of so many columns, at the end."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=columns, color_system=None)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
     with progress_bar(description, total) as bar:
         bar.advance(total)
         bar.describe(note)

@@ -27,11 +27,11 @@ _VISION: dict[str, Any] = {**_SMALL, "hidden_size": 24, "image_size": SIZE, "pat
 def make_clip(folder: Path, *, legacy: bool = False, dropout: float = 0.0) -> CLIPModel:
     """A CLIPModel; `legacy` names the wrong end-of-text id that old checkpoints have."""
     if legacy:
-        vocabulary = _write_tokenizer(folder, [*WORDS, "<start>", "<end>"], "<start>", "<end>")
+        vocabulary = write_tokenizer(folder, [*WORDS, "<start>", "<end>"], "<start>", "<end>")
         ends = {"eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1}
     else:
         special = ["[PAD]", "[UNK]", "[BOS]", "[EOS]"]
-        vocabulary = _write_tokenizer(folder, [*special, *WORDS], "[BOS]", "[EOS]")
+        vocabulary = write_tokenizer(folder, [*special, *WORDS], "[BOS]", "[EOS]")
         ends = {"eos_token_id": 3, "bos_token_id": 2, "pad_token_id": 0}
     config = CLIPConfig(
         text_config={**_TEXT, **ends, "vocab_size": vocabulary, "attention_dropout": dropout},
@@ -42,7 +42,7 @@ def make_clip(folder: Path, *, legacy: bool = False, dropout: float = 0.0) -> CL
 
 
 def make_siglip(folder: Path) -> SiglipModel:
-    vocabulary = _write_tokenizer(folder, ["[UNK]", "</s>", *WORDS], None, "</s>")
+    vocabulary = write_tokenizer(folder, ["[UNK]", "</s>", *WORDS], None, "</s>")
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "SiglipTokenizer", "pad_token": {"content": "</s>"}})
     )
@@ -67,10 +67,10 @@ def _write_model(folder: Path, model: Any) -> Any:
     return model
 
 
-def _write_tokenizer(folder: Path, words: list[str], first: str | None, last: str) -> int:
+def write_tokenizer(folder: Path, words: list[str], first: str | None, last: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {word: index for index, word in enumerate(words)}
-    unknown = "[UNK]" if "[UNK]" in vocabulary else "."
+    unknown = "[UNK]" if "[UNK]" in vocabulary else words[-3]
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -205,7 +205,7 @@ def main() -> None:
     # The first run imports all libraries, which stay; our own modules every child imports again.
     if _run(given.tests) != 0:
         sys.exit("The tests fail without any change. Nothing was measured.")
-    here = str(Path.cwd())
+    here = tuple(str(Path.cwd() / folder) for folder in ("src", "tests"))  # not an environment
     for key, loaded in list(sys.modules.items()):
         if str(getattr(loaded, "__file__", None) or "").startswith(here):
             del sys.modules[key]

@@ -22,7 +22,6 @@ _MIRRORS = {HUB: "HF_ENDPOINT", GITHUB: "OGKD_GITHUB"}
 _TIMEOUT = 30  # seconds without a byte
 _ATTEMPTS = 6
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
-_MOST = 200 * 10**9  # bytes
 
 
 @dataclass(frozen=True)
@@ -142,8 +141,6 @@ def _fetch_rest(url: str, part: Path) -> str | None:
                 file.write(chunk)
                 bar.advance((have + len(chunk)) // 10**6 - have // 10**6)
                 have += len(chunk)
-                if have > _MOST:
-                    raise DataError(f"{url} has more than {_MOST / 1e9:.0f} GB.")
             os.fsync(file.fileno())
         # The hub names the commit before it redirects to where the bytes are.
         commits = (answer.headers.get("X-Repo-Commit") for answer in (*response.history, response))

@@ -30,6 +30,12 @@ class DataError(OgkdError):
     """Images, labels or tables that cannot be used as they are."""
 
 
+class NoImagesError(DataError):
+    """Files and folders among which there is no image: a script may take it for a quiet day."""
+
+    exit_code = 3
+
+
 class BackboneError(OgkdError):
     """A model that is unknown, absent, damaged or not what it says it is."""
 

@@ -21,11 +21,6 @@ from ogkd.errors import ConfigError, StorageError
 _Hook = Callable[[list[tuple[str, Any]]], Any]
 
 _SMALL = 1 << 26  # bytes that a text file may have
-_REFUSALS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
-    *(errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE),
-    errno.EINVAL,
-}
 # What commands write as results, by suffix: only such a file is replaced by a new result.
 RESULTS = (
     *(".csv", ".tsv", ".xlsx", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
@@ -58,8 +53,6 @@ def resolved(path: str | Path) -> Path:
 
 def read_bytes(path: Path, *, most: int = _SMALL) -> bytes:
     """The content of a regular file; an OSError for a pipe, a device, or more than `most` bytes."""
-    if path.is_symlink() and not path.exists():  # not the same as no file
-        raise OSError(errno.EINVAL, "it is a link to nothing", str(path))
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     if path.stat().st_size > most:
@@ -117,12 +110,14 @@ def storage_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's refusals around `path` into a StorageError."""
     try:
         yield
+    except (FileNotFoundError, BrokenPipeError):
+        raise  # of something else than what is written
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if error.errno in (None, errno.ENOMEM):
             raise
-        reason = os.strerror(error.errno)
         raise StorageError(
-            f"Cannot write {path}: {reason}. Choose another place.", argument="out"
+            f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place.",
+            argument="out",
         ) from error
 
 

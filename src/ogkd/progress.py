@@ -6,19 +6,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _INTERVAL = 30.0  # seconds between two lines where there is no terminal
+quiet = False  # `ogkd --quiet` sets it: nothing is shown
 
 
 class Bar:
@@ -34,7 +28,7 @@ class Bar:
         self._done += steps
         if self._progress is not None:
             self._progress.advance(self._task, steps)
-        elif time.monotonic() - self._last >= _INTERVAL:
+        elif not quiet and time.monotonic() - self._last >= _INTERVAL:
             self._last = time.monotonic()
             total = "" if self._total is None else f"/{self._total}"
             line = f"{self._description} {self._done}{total} {self._note}".rstrip()
@@ -50,22 +44,26 @@ class Bar:
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """Show progress of `total` steps (None: unknown)."""
+    # Imported here: `ogkd --help` shows no progress.
+    from rich import progress as bars
+    from rich.console import Console
+    from rich.table import Column
+
+    def text(template: str, width: int) -> bars.TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", max_width=width)
+        return bars.TextColumn(template, markup=False, table_column=column)
+
     console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
+    if quiet or not (console.is_terminal or console.is_jupyter):
         yield Bar(description, total, None)
         return
     columns = (
-        _text("{task.description}", 24),
-        BarColumn(bar_width=None),  # takes the room that the others leave
-        MofNCompleteColumn(table_column=Column(min_width=len(f"{total}/{total}"))),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        _text("{task.fields[note]}", 16),
+        text("{task.description}", 24),
+        bars.BarColumn(bar_width=None),  # takes the room that the others leave
+        bars.MofNCompleteColumn(table_column=Column(min_width=len(f"{total}/{total}"))),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+        text("{task.fields[note]}", 16),
     )
-    with Progress(*columns, console=console, expand=True) as progress:
+    with bars.Progress(*columns, console=console, expand=True) as progress:
         yield Bar(description, total, progress)
-
-
-def _text(template: str, width: int) -> TextColumn:
-    column = Column(no_wrap=True, overflow="ellipsis", max_width=width)
-    return TextColumn(template, markup=False, table_column=column)

@@ -32,7 +32,7 @@ from ogkd.fitting.pipeline import fit_request, progress_of
 from ogkd.fitting.request import FitRequest
 from ogkd.images import decode_once
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.classifier import Classifier
+from ogkd.model.classifier import Classifier, write_calibration
 from ogkd.model.load import load
 from ogkd.report import report, write_data_check
 
@@ -120,14 +120,14 @@ class Start:
         with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: as if it were new
             before = dict(read_json(file))
         changed = [
-            _change(key, before.get(key), now.get(key))
+            key
             for key in {**before, **now}
             if now.get(key) != before.get(key)
             and (self.out / ("check.json" if key in _OF_THE_CHECK else "model")).exists()
         ]
         if changed:
             raise ConfigError(
-                f"{self.out} contains the results of another start: {'; '.join(changed)}. "
+                f"{self.out} contains the results of another start: {', '.join(changed)} differ. "
                 "Choose another folder, or give the same data and options to resume.",
                 argument="out",
             )
@@ -194,7 +194,7 @@ class Start:
             calibration = calibrate(model, self.divided, split="val", say=self.notes.append)
         except DataError as error:
             return f"skipped: {error}"
-        calibration.write(self.out / "model" / CALIBRATION)
+        write_calibration(self.out / "model", model.card, calibration)
         return f"on {calibration.cases} {self.grouping.unit}s"
 
     @cached_property
@@ -262,21 +262,6 @@ def _without_folders(name: str | None) -> str | None:
     if name is None or not Path(name).is_absolute():
         return name
     return f"{Path(name).name} ({hashlib.sha256(name.encode()).hexdigest()[:8]})"
-
-
-def _change(key: str, before: Any, now: Any) -> str:
-    """What differs from the earlier start, in words.
-
-    >>> _change("normal", None, ["Gesund"])
-    'normal, before: no normal class; now: Gesund'
-    """
-    if key in ("data", "texts"):
-        return f"other {key}"
-    nothing = "no normal class" if key == "normal" else f"no {key}"
-    first, second = (
-        ", ".join(value) if isinstance(value, list) else value or nothing for value in (before, now)
-    )
-    return f"{key}, before: {first}; now: {second}"
 
 
 def _digest(dataset: Dataset) -> str:

@@ -65,10 +65,8 @@ def folders(
 ) -> Path:
     """`gda`, calibrated, and `zero`, which is not."""
     root = tmp_path_factory.mktemp("models")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        fitted = ogkd.fit(phantoms, method="gda", out=root / "gda")
-        ogkd.fit(phantoms, method="zero-shot", out=root / "zero")
+    fitted = ogkd.fit(phantoms, method="gda", out=root / "gda")
+    ogkd.fit(phantoms, method="zero-shot", out=root / "zero")
     fitted.calibration = by_hand()
     fitted.save(root / "gda")
     return root
@@ -94,12 +92,8 @@ def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def case_model(
-    exams: Path, bert_backbone: ogkd.Backbone, tmp_path_factory: pytest.TempPathFactory
-) -> ogkd.Classifier:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return ogkd.fit(exams, backbone=bert_backbone, cases="exam", normal=["normal"])
+def case_model(exams: Path, bert_backbone: ogkd.Backbone) -> ogkd.Classifier:
+    return ogkd.fit(exams, backbone=bert_backbone, cases="exam", normal=["normal"])
 
 
 @pytest.fixture(scope="session")

@@ -59,16 +59,6 @@ def test_a_familiar_image_is_answered_as_the_classifier_does_and_certain(gda, im
     assert (answer["reasons"], answer["unfamiliar"], answer["abstain"]) == ([], False, None)
 
 
-def test_reasons_name_the_requested_risk(gda, image, by_hand):
-    policy = Policy(max_risk=0.005, coverage=0.975)
-    for limit, plausible in ((1.0, 4), (0.0, 0)):
-        calibrated = changed(gda, calibration=by_hand(limit))
-        answer = ask(gda, image, model=model_of(calibrated, policy=policy, threshold=1.1))
-        assert (len(answer["set"]), answer["coverage"]) == (plausible, 0.975)
-        assert "possible" in reasons(answer)
-        assert "0.5%" in reasons(answer)
-
-
 @pytest.mark.parametrize(("engine", "noted"), [(None, False), ("torch", False), ("bf16", True)])
 def test_a_calibration_of_another_engine_is_noted(gda, image, by_hand, engine, noted):
     calibration = by_hand().model_copy(update={"engine": engine})
@@ -98,33 +88,6 @@ def test_an_answer_below_the_threshold_of_the_risk_is_withheld(gda, image):
         assert (bool(answer["reasons"]), answer["abstain"]) == (uncertain, uncertain)
 
 
-def test_probabilities_that_a_calibration_left_alone_are_not_called_calibrated(gda, image):
-    question = gda.calibration.questions[0].model_copy(update={"scale": 1.0})
-    calibration = gda.calibration.model_copy(update={"questions": (question,)})
-    answer = ask(gda, image, calibration=calibration)
-    assert not answer["calibrated"]
-    assert answer["set"]
-
-
-def test_the_nearest_support_images_are_named(gda, image, phantoms):
-    learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
-    similar = ask(gda, learned, images=True)["similar"]
-    cosines = [entry["similarity"] for entry in similar]
-    assert similar[0]["class"] == "simple cyst"
-    assert cosines[0] == pytest.approx(1, abs=1e-3)
-    assert cosines == sorted(cosines, reverse=True)
-    assert ask(gda, image, support=None)["similar"] == []
-
-
-def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
-    assert "evidence" not in ask(gda, image)
-    answer = ask(gda, image, images=True)
-    evidence = answer["evidence"]
-    assert evidence["class"] == answer["prediction"]
-    shown = evidence["check"]["marked"] > evidence["check"]["random"]
-    assert evidence["image"].startswith("data:image/jpeg;base64,") == shown
-
-
 @pytest.mark.parametrize(("marked", "random", "shown"), [(0.1, 0.3, False), (0.3, 0.1, True)])
 def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked, random, shown):
     monkeypatch.setattr(explain, "check_evidence", lambda *_: EvidenceCheck(marked, random))
@@ -152,8 +115,8 @@ def test_loaded_models_share_a_backbone_and_have_distinct_names(folders):
 @pytest.mark.parametrize(
     ("name", "options", "kind", "argument"),
     [
-        ("zero", {"max_risk": 0.1}, ConfigError, "max_risk"),
-        ("gda", {"coverage": 0.999}, ConfigError, "coverage"),
+        ("zero", {"policy": Policy(max_risk=0.1)}, ConfigError, "max_risk"),
+        ("gda", {"policy": Policy(coverage=0.999)}, ConfigError, "coverage"),
         ("gda", {"backbone": "no/such/backbone/folder"}, BackboneError, "backbone"),
     ],
 )

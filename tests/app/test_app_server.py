@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
-from ogkd.model.load import load
+from web_client import launch
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "app.md"
-
-
-def test_every_model_answers_as_the_library_does(server, folders, cyst):
-    body = server.classify(cyst.read_bytes(), name=cyst.name).json()
-    assert [answer["model"] for answer in body["models"]] == ["gda", "zero"]
-    assert body["image"] == {"name": cyst.name, "width": 128, "height": 128, "note": ""}
-    assert "not for autonomous clinical use" in body["caution"]
-    for answer in body["models"]:
-        model = load(folders / answer["model"])
-        expected = dict(zip(model.class_names, model.predict_proba([cyst])[0], strict=True))
-        assert answer["probabilities"] == pytest.approx(expected, abs=1e-4)
-        assert answer["prediction"] == max(expected, key=expected.get)
-    gda, zero = body["models"]
-    assert (gda["calibrated"], zero["calibrated"], zero["set"]) == (True, False, None)
-    assert "data:image" not in json.dumps(body)
-    gda, zero = server.get("/model").json()["models"]
-    assert (gda["name"], gda["calibrated"], gda["learned_from"]) == ("gda", True, [6] * 4)
-    assert (zero["name"], zero["calibrated"]) == ("zero", False)
 
 
 def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server, cyst):
@@ -94,3 +77,22 @@ def test_the_examples_of_the_docs_work(server, cyst, tmp_path, command):
     )
     assert done.returncode == 0, done.stderr
     assert "simple cyst" in done.stdout
+
+
+def test_sigterm_ends_the_server_once_every_accepted_request_is_answered(folders, tmp_path):
+    large = tmp_path / "large.png"  # so that all answers take seconds
+    Image.linear_gradient("L").resize((2400, 1800)).save(large)
+    content = large.read_bytes()
+    with launch(tmp_path / "server", folders / "gda") as server, ThreadPoolExecutor(40) as pool:
+        server.classify(content)
+        waiting = {pool.submit(server.classify, content, images="true") for _ in range(40)}
+        answered: set[Any] = set()
+        while len(answered) < 10:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            answered |= done
+        server.process.terminate()
+        answered |= waiting
+        assert [job.result().status_code for job in answered] == [200] * 40
+        last, _ = server.process.communicate(timeout=60)
+        assert (server.process.returncode, last.startswith("Stopped; ")) == (0, True)
+        assert list((server.folder / "temp").glob("ogkd-app-*")) == []

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -23,7 +24,9 @@ from ogkd.backbones.hub import fetch, present
 from ogkd.errors import BackboneError
 from stub_server import COMMIT, serve
 from tiny_backbones import TEXTS, make_clip
+from tower_folders import tower_weights, write_folder
 
+BERT = ("embeddings.", "encoder.", "pooler.")
 HUB_ID = "some-one/some-model"
 Files = dict[str, bytes]
 
@@ -193,6 +196,101 @@ def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(
     source = json.loads((fetch(record()) / "source.json").read_text())
     assert source["format"] == "open_clip"
     assert set(source["files"]) == {path.name for path in folder.iterdir()}
+
+
+def publish_tower(files: Files, name: str, folder: Path, *, dataset: bool = False) -> Path:
+    """Serve a tiny model of `tests/parity/towers`."""
+    write_folder(folder, name)
+    publish(files, folder)
+    if dataset:
+        for address in list(files):
+            files[f"/datasets{address}"] = files.pop(address)
+    return folder
+
+
+def test_a_model_in_several_files_of_a_dataset_is_fetched_whole(
+    files: Files, tmp_path: Path
+) -> None:
+    """PMC-CLIP: a bare tensor is one of its files; its tokenizer is in another repository."""
+    state = tower_weights("pmc_clip")
+    parts = {
+        "image_encoder(resnet50)": {k: v for k, v in state.items() if not k.startswith(BERT)},
+        "text_encoder": {k: v for k, v in state.items() if k.startswith(BERT)},
+    }
+    projection = parts["image_encoder(resnet50)"].pop("text_projection_layer")
+    folder = publish_tower(files, "pmc_clip", tmp_path / "whole")
+    expected = load_backbone(folder).encode_texts(TEXTS)
+    published = tmp_path / "parts"
+    published.mkdir()
+    for name, tensors in parts.items():
+        torch.save(tensors, published / f"{name}.pth")
+    torch.save(projection, published / "text_projection_layer.pth")
+    files.clear()
+    for path in published.iterdir():
+        files[f"/datasets/{HUB_ID}/resolve/main/{quote(path.name)}"] = path.read_bytes()
+        files[f"/datasets/{HUB_ID}/resolve/main/{path.name}"] = path.read_bytes()
+    files["/others/texts/resolve/main/vocab.txt"] = (folder / "vocab.txt").read_bytes()
+    known = {
+        "format": "pmc_clip",
+        "dataset": True,
+        "weights": "image_encoder(resnet50).pth",
+        "also": ("text_encoder.pth", "text_projection_layer.pth"),
+        "texts": "others/texts",
+    }
+    fetched = fetch(record(**known))
+    assert len(list(fetched.glob("*.safetensors"))) == 3
+    assert fetch(record(**known)) == fetched == present(record(**known))
+    features = load_backbone(fetched).encode_texts(TEXTS)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
+    del files[f"/datasets/{HUB_ID}/resolve/main/text_encoder.pth"]
+    shutil.rmtree(fetched)
+    shutil.rmtree(tmp_path / "hub-cache")
+    with pytest.raises(BackboneError, match="weight file"):
+        fetch(record(**known))
+
+
+def test_a_configuration_that_is_not_published_comes_from_the_catalogue(
+    files: Files, tmp_path: Path
+) -> None:
+    folder = publish_tower(files, "own_vit", tmp_path / "model")
+    expected = load_backbone(folder).encode_texts(TEXTS)
+    config = json.loads((folder / "open_clip_config.json").read_text())["model_cfg"]
+    (folder / "open_clip_config.json").unlink()
+    torch.save({"state_dict": tower_weights("own_vit")}, folder / "best.pt")
+    (folder / "model.safetensors").unlink()
+    publish(files, folder)
+    fetched = fetch(record(format="open_clip", weights="best.pt", model_cfg=config))
+    features = load_backbone(fetched).encode_texts(TEXTS)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
+
+
+def test_open_clips_files_are_used_where_a_clip_model_is_published_beside_them(
+    files: Files, tmp_path: Path
+) -> None:
+    """QuiltNet-B-32, of whose weights for transformers the name has changed."""
+    folder = publish_tower(files, "own_vit", tmp_path / "model")
+    (folder / "config.json").write_text('{"model_type": "clip"}')
+    (folder / "model.safetensors").rename(folder / "open_clip_model.safetensors")
+    publish(files, folder)
+    expected = load_backbone(folder).encode_texts(TEXTS)
+    fetched = fetch(record(format="open_clip"))
+    assert not (fetched / "config.json").exists()
+    features = load_backbone(fetched).encode_texts(TEXTS)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
+
+
+def test_a_tokenizer_that_is_elsewhere_comes_along(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CONCH's is on GitHub."""
+    folder = publish_tower(files, "conch", tmp_path / "model")
+    expected = load_backbone(folder).encode_texts(TEXTS)
+    monkeypatch.setenv("OGKD_GITHUB", os.environ["HF_ENDPOINT"])
+    files["/lab/model/main/words.json"] = files.pop(f"/{HUB_ID}/resolve/main/tokenizer.json")
+    address = "https://raw.githubusercontent.com/lab/model/main/words.json"
+    fetched = fetch(record(format="conch", tokenizer=address))
+    features = load_backbone(fetched).encode_texts(TEXTS)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-6)
 
 
 def test_example_images_come_along(files: Files) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import make_job
+from ogkd.bench.worker import Job
+from tiny_runs import make_dataset
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
@@ -57,6 +57,7 @@ def bench(grid_file, tmp_path):
         plan, sources = expand(grid)
         folder = RunsFolder(tmp_path / out)
         prepare(folder, plan, sources)
-        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
+        job = Job(out=folder.root, plan=plan, sources=sources, backbone=grid.backbone, device="cpu")
+        return folder, plan, job
 
     return make

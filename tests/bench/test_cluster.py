@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ import pytest
 
 from ogkd.bench import worker
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import run_ray, work
+from ogkd.bench.worker import work
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import Cluster, settings_for_workers
 
@@ -58,58 +57,6 @@ def test_workers_that_no_node_can_take_are_refused(cluster, device, argument):
     with pytest.raises(ConfigError) as caught:
         cluster.resources(RAY, device)
     assert caught.value.argument == argument
-
-
-class StandIn:
-    """As much of Ray as is used, without processes: a task is done when it is started."""
-
-    def __init__(self, deaths):
-        self.deaths, self.started, self.retries = deaths, 0, None
-        self.exceptions = SimpleNamespace(RayError=ConnectionError)
-
-    def remote(self, function):
-        def start(*arguments):
-            self.started += 1
-            return self.started, function, arguments
-
-        def options(max_retries, **_):
-            self.retries = max_retries
-            return SimpleNamespace(remote=start)
-
-        return SimpleNamespace(options=options)
-
-    def nodes(self):
-        return NODES[1:2]
-
-    def cluster_resources(self):
-        return NODES[1]["Resources"]
-
-    def wait(self, references, timeout):
-        return references[:1], references[1:]
-
-    def get(self, reference):
-        number, function, arguments = reference
-        if number <= self.deaths:
-            raise ConnectionError("the node is gone")
-        return function(*arguments)
-
-    def cancel(self, reference, force):
-        pass
-
-
-def test_ray_restarts_lost_workers_and_one_error_says_that_all_died(bench, monkeypatch):
-    folder, plan, job = bench(datasets=["first"], shots=[1], seeds=[1])
-    for deaths in (1, 0):
-        ray = StandIn(deaths)
-        monkeypatch.setattr(Cluster, "joined", lambda _, ray=ray: nullcontext(ray))
-        if deaths:
-            with pytest.raises(ConfigError) as caught:
-                run_ray(job, Cluster(count=1))
-            assert caught.value.argument == "ray"
-        else:
-            run_ray(job, Cluster(count=1))
-    assert ray.retries > 0
-    assert len(folder.finished(plan)) == len(plan.cells)
 
 
 def test_node_that_lacks_the_folder_or_software_is_refused(bench, tmp_path):

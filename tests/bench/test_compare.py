@@ -12,7 +12,7 @@ from ogkd.bench.compare import compare_with_published, published, published_mark
 from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.sources import benchmark_of
 from ogkd.data.catalog import benchmarks
-from tiny_runs import make_plan, write_run
+from tiny_runs import make_plan, specs, write_run
 
 RETINA = ("Cataract", "diabetic_retinopathy", "glaucoma", "normal retina")  # as in a folder
 ALL = dict.fromkeys(benchmarks())
@@ -43,16 +43,15 @@ def plan_of(
     The first has an accuracy of 80 % on base and 40 % on novel classes; each further one has 5
     points less and more. In few-shot all have 60 %.
     """
-    cells = []
-    for number, (dataset, classes) in enumerate(datasets.items()):
-        for label in labels:
-            for seed in seeds:
-                for noise in flips:
-                    spec = RunSpec(
-                        protocol=protocol, dataset=dataset, method=method, shots=shots, seed=seed,
-                        flips=noise, bank=bank, settings=dict(settings) | {"label": label},
-                    )  # fmt: skip
-                    cells.append((label, spec, number, classes))
+    cells = [
+        (label, spec, number, classes)
+        for number, (dataset, classes) in enumerate(datasets.items())
+        for label in labels
+        for _, spec in specs(
+            [method], [dataset], [shots], seeds, flips=flips, bank=[bank], protocol=[protocol],
+            settings=[{**settings, "label": label}],
+        )
+    ]  # fmt: skip
     for _, spec, number, classes in cells[: len(cells) - missing]:
         record = benchmarks().get(benchmark_of(spec) or "")
         names = classes or (record.class_names if record else ("sick", "healthy"))

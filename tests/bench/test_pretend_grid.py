@@ -32,7 +32,7 @@ def test_every_kind_of_run_works_on_the_device(grid_file):
     rows = [
         {"method": "ogkd", "label": "online", "settings": {"views": "online"}},
         {"method": "biomedcoop", "label": "crops", "settings": {"views": 2}},
-        {"method": "gda", "label": "as released", "settings": {"fidelity": "released"}},
+        {"method": "lp++", "label": "as released", "settings": {"fidelity": "released"}},
         {"method": "tip-adapter"},
         {"method": "zero-shot-ensemble"},
     ]

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import Runner, group_runs
@@ -18,6 +17,7 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
 from ogkd.fitting.pipeline import fit_request
 from ogkd.fitting.request import FitRequest
+from tiny_runs import make_dataset
 
 
 @pytest.fixture

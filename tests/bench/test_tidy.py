@@ -28,23 +28,22 @@ from ogkd.bench.tidy import (
     spread,
 )
 from ogkd.errors import DataError
-from tiny_runs import make_plan, write_run
+from tiny_runs import make_plan, specs, write_run
 
 # The datasets vary in opposite directions: their own deviations are 5 and 15, that of the
 # average is 5, so the two definitions of a spread cannot be confused.
+SCORES: dict[tuple[str, int | None], list[float]]
 SCORES = {("busi", 4): [0.50, 0.60], ("covid", 4): [0.90, 0.60], ("busi", 1): [0.4, 0.4]}
 SCORES |= {("covid", 1): [0.3, 0.5]}
 
 
 @pytest.fixture
 def done(tmp_path: Path) -> tuple[RunsFolder, Plan]:
-    folder, cells = RunsFolder(tmp_path), []
-    for (dataset, shots), values in SCORES.items():
-        for seed, value in enumerate(values, start=1):
-            spec = RunSpec(dataset=dataset, method="coop", shots=shots, seed=seed)
-            write_run(folder, spec, value, aurc=1 - value)
-            cells.append(("coop", spec))
-    return folder, make_plan(cells, "few-shot")
+    folder, cells = RunsFolder(tmp_path), specs(["coop"], ("busi", "covid"), (1, 4))
+    for _, spec in cells:
+        value = SCORES[spec.dataset, spec.shots][spec.seed - 1]
+        write_run(folder, spec, value, aurc=1 - value)
+    return folder, make_plan(cells)
 
 
 def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
@@ -52,7 +51,7 @@ def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
 ) -> None:
     folder, plan = done
     summary = Summary(plan, folder.finished(plan))
-    average = summary.average("coop", Condition(4, 0, None), "test")
+    average = summary.average("coop", Condition(4, 0, None), "test", ["busi", "covid"])
     assert average is not None
     assert (average.value, average.std) == (pytest.approx(0.65), pytest.approx(0.05))
     single = summary.average("coop", Condition(4, 0, None), "test", ["covid"])

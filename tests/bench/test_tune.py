@@ -8,16 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench_data import make_dataset
 
 from ogkd.bench.grid import best_settings, expand, read_grid, tuning_grid, write_best
 from ogkd.bench.runner import prepare
 from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
-from ogkd.bench.worker import make_job, work
+from ogkd.bench.worker import Job, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
-from tiny_runs import make_plan, write_run
+from tiny_runs import make_dataset, make_plan, write_run
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
@@ -26,7 +25,10 @@ def run(folder, grid):
     plan, sources = expand(grid)
     prepare(folder, plan, sources)
     written = []
-    work(make_job(folder, plan, sources, grid.backbone), lambda: written.append(1))
+    work(
+        Job(out=folder.root, plan=plan, sources=sources, backbone=grid.backbone),
+        lambda: written.append(1),
+    )
     assert not folder.failures()
     return plan, written
 

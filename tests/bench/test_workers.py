@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from bench_data import make_dataset
 from filelock import Timeout
 
 from dying import die_after
@@ -21,9 +20,10 @@ from ogkd.bench import worker
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import Runner, prepare
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import lock_group, make_job, run_processes, work
-from ogkd.errors import ConfigError
+from ogkd.bench.worker import Job, lock_group, run_processes, work
+from ogkd.errors import ConfigError, OgkdError
 from tiny_data import edit_sealed
+from tiny_runs import make_dataset
 
 
 def content(folder):
@@ -162,6 +162,12 @@ def test_workers_that_cannot_start_are_one_error(bench, monkeypatch):
     assert caught.value.argument == "workers"
 
 
+def test_an_error_that_a_worker_meets_ends_the_command(bench):
+    _, _, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    with pytest.raises(OgkdError, match="/no/backbone"):
+        run_processes(job.model_copy(update={"backbone": "/no/backbone"}), workers=1)
+
+
 def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_file, tmp_path):
     folder, plan, job = bench(out="whole", only=["gda", "OGKD"])
     work(job)
@@ -197,7 +203,7 @@ def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
     folder, plan, job = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1])
     work(job)
     assert prepare(folder, plan, {}) == []
-    (spec,) = job.specs
+    (spec,) = plan.specs.values()
     path = folder.folder_of(spec) / "result.json"
     edit_sealed(path, lambda result: result["config"].update(prior="other"))
     (note,) = prepare(folder, plan, {})
@@ -216,7 +222,8 @@ def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_fil
     plan, sources = expand(read_grid(grid_file, changes))
     folder = RunsFolder(tmp_path / "runs")
     prepare(folder, plan, sources)
-    work(make_job(folder, plan, sources, read_grid(grid_file).backbone))
+    backbone = read_grid(grid_file).backbone
+    work(Job(out=folder.root, plan=plan, sources=sources, backbone=backbone))
     assert prepare(folder, plan, sources) == []
     bank.write_text(json.dumps({name: [f"the {name}"] for name in names}))
     with pytest.raises(ConfigError, match="other prompts of 'first'"):

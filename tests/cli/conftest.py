@@ -11,8 +11,6 @@ from typing import NamedTuple
 import pytest
 
 import ogkd as library
-from ogkd.backbones import loading
-from ogkd.backbones.transformers_format import load_transformers
 from ogkd.cli import main
 from tiny_data import FAST
 
@@ -73,13 +71,3 @@ def fitted(clip: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def model(fitted: Path, tmp_path: Path) -> Path:
     """A copy of a model folder, to be changed."""
     return shutil.copytree(fitted, tmp_path / "model")
-
-
-@pytest.fixture
-def tiny_builtin(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny CLIP in place of the built-in model."""
-
-    def load(*, device: object) -> object:
-        return load_transformers(clip, name="builtin", device=device)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(loading, "load_builtin", load)

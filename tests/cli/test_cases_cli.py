@@ -19,43 +19,22 @@ from tiny_images import dicom
 
 nibabel = pytest.importorskip("nibabel")
 FINDINGS = ("spot", "streak")
-FIT = ("--backbone", "builtin", "--shots", "2")
 
 
 @dataclass(frozen=True)
 class World:
-    """A table, the options that read it, and a model of it that no test changes."""
+    """A table of several findings, and a model of it that no test changes."""
 
     table: Path
     model: Path
-    images: int
-    findings: bool
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return ("--cases", "exam") if self.images > 1 else ()
-
-
-def new_world(clip, folder, *, images, findings):
-    table = write_exams(
-        folder, per_class=12, images=images, splits="train,val,test", findings=findings
-    )
-    world = World(table, folder / "model", images, findings)
-    library.fit(table, backbone=clip, out=world.model, cases="exam" if images > 1 else None)
-    return world
-
-
-@pytest.fixture(scope="module", params=[(1, True), (3, False), (3, True)], ids=str)
-def world(request, clip, tmp_path_factory):
-    images, findings = request.param
-    folder = tmp_path_factory.mktemp("world")
-    return new_world(clip, folder, images=images, findings=findings)
 
 
 @pytest.fixture(scope="module")
 def films(clip, tmp_path_factory):
-    """Single images with several findings."""
-    return new_world(clip, tmp_path_factory.mktemp("films"), images=1, findings=True)
+    folder = tmp_path_factory.mktemp("films")
+    table = write_exams(folder, per_class=12, images=1, splits="train,val,test", findings=True)
+    library.fit(table, backbone=clip, out=folder / "model")
+    return World(table, folder / "model")
 
 
 @pytest.fixture(scope="module")
@@ -77,88 +56,33 @@ def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-# Either task, one image or several
-
-
-def test_a_fit_says_what_it_learns_from_and_is_not_repeated(ogkd, world, clip):
-    words = ("fit", world.table, "--backbone", clip, *world.options, "--out")
-    again = ogkd(*words, world.model)
-    assert again.code == 0, again.err
-    assert "nothing to do" in again.err
-    few = ogkd(*words, world.table.parent / "few", "--shots", 4)
-    assert few.code == 0, few.err
-    assert ("(present/absent/unknown): spot 12/12/0" in few.err) == world.findings
-    assert ("exams of" in few.out) == (world.images > 1)
-    card = library.load(world.table.parent / "few").card
-    assert all(count >= 4 for count in card.support_counts)
-
-
-def test_predictions_have_a_row_for_each_case_in_either_format(ogkd, world, tmp_path):
-    new, bad = world.table.with_name("new.csv"), world.table.with_name("bad.png")
-    bad.write_bytes(b"no image")
-    tested = [row for row in rows(world.table.read_text()) if row["split"] == "test"]
-    lines = [f"{row['path']},{row['exam']}" for row in tested]
-    new.write_text("\n".join(["path,exam", *lines, "bad.png,bad"]), encoding="utf-8")
-    outcome = ogkd("predict", world.model, new)
-    assert outcome.code == 1
-    *good, broken = rows(outcome.out)
-    assert len(good) == 24
-    assert broken["error"]
-    assert broken["prediction"] == ""
-    entries = [
-        json.loads(line)
-        for line in ogkd("predict", world.model, new, "--format", "jsonl").out.splitlines()
-    ]
-    for row, entry in zip(good, entries, strict=False):
-        assert row["prediction"] == entry["prediction"]
-        for name, share in entry["probabilities"].items():
-            column = f"{name} probability" if world.findings else name
-            assert float(row[column]) == pytest.approx(share, abs=1e-5)
-            if world.findings:
-                assert row[name] == entry["answers"][name]
-    if world.images > 1:
-        assert {row["images"] for row in good} == {"3"}
-        assert "--cases" in ogkd("predict", world.model, world.table.parent / "test").err
-
-
-def test_a_calibrated_model_is_evaluated_with_numbers_and_a_report(ogkd, world, tmp_path):
-    model = shutil.copytree(world.model, tmp_path / "calibrated")
-    guarantee = ("--sensitivity", 0.8) if world.findings else ()
-    outcome = ogkd("calibrate", model, world.table, *guarantee)
-    assert outcome.code == 0, outcome.err
-    written, page = tmp_path / "result.json", tmp_path / "report.html"
-    files = ("--out", written, "--report", page)
-    outcome = ogkd("evaluate", model, world.table, "--json", "--resamples", 0, *files)
-    assert outcome.code == 0, outcome.err
-    result = json.loads(outcome.out)
-    assert result == json.loads(written.read_text(encoding="utf-8"))
-    assert result["images"] == 24
-    if world.findings:
-        assert result["sensitivity"] == 0.8
-        assert list(result["per_finding"]) == list(FINDINGS)
-    assert str(world.table.parent) not in page.read_text(encoding="utf-8")
-
-
-def test_a_table_is_checked_divided_whole_and_started_with(ogkd, world, clip, tmp_path):
-    plain = world.table.with_name("plain.csv")
-    lines = [line.rsplit(",", 1) for line in world.table.read_text().splitlines()]
-    plain.write_text("\n".join(line for line, _ in lines), encoding="utf-8")
-    checked = ogkd("data", "check", plain, *world.options)
-    assert "spot" in checked.out
-    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv", *world.options)
+def test_a_table_of_exams_is_divided_whole_started_with_and_answered(ogkd, clip, tmp_path):
+    table = write_exams(tmp_path / "exams", per_class=36, images=3, findings=True)
+    plain, new = (table.with_name(name) for name in ("plain.csv", "new.csv"))
+    lines = [line.rsplit(",", 1)[0] for line in table.read_text().splitlines()]
+    plain.write_text("\n".join(lines), encoding="utf-8")
+    words = ("--cases", "exam")
+    assert "spot" in ogkd("data", "check", plain, *words).out
+    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv", *words)
     assert divided.code == 0, divided.err
     parts = {}
     for row in rows((tmp_path / "split.csv").read_text(encoding="utf-8")):
-        parts.setdefault(row.get("case", row["path"]), set()).add(row["split"])
+        parts.setdefault(row["case"], set()).add(row["split"])
     assert len(parts) == 72
     assert {part for (part,) in parts.values()} == {"train", "val", "test"}
-    words = ("start", plain, "--yes", "--backbone", clip, "--out", tmp_path / "out")
-    started = ogkd(*words, *world.options)
+    out = tmp_path / "out"
+    started = ogkd("start", plain, "--yes", "--backbone", clip, "--out", out, *words)
     assert started.code == 0, started.err
-    assert (tmp_path / "out" / "report.html").is_file()
-
-
-# Findings
+    assert (out / "report.html").is_file()
+    table.with_name("bad.png").write_bytes(b"no image")
+    images = [f"{row['path']},{row['exam']}" for row in rows(table.read_text())[:9]]
+    new.write_text("\n".join(["path,exam", *images, "bad.png,bad"]), encoding="utf-8")
+    answer = ogkd("predict", out / "model", new)
+    assert answer.code == 1
+    *good, broken = rows(answer.out)
+    assert [row["images"] for row in good] == ["3"] * 3
+    assert (broken["prediction"], bool(broken["error"])) == ("", True)
+    assert "--cases" in ogkd("predict", out / "model", table.parent / "train").err
 
 
 def test_findings_are_named_where_a_table_also_has_classes(ogkd, refused, films, data):
@@ -210,49 +134,6 @@ def test_options_of_the_other_task_are_refused(refused, films, clip, data, fitte
         "calibrate", fitted, data, "--split", "test", "--sensitivity", 0.9
     )
     assert "findings" in refused("evaluate", fitted, films.table)
-
-
-# Exams and volumes
-
-
-def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volumes, tmp_path):
-    model = tmp_path / "model"
-    fitted = ogkd("fit", volumes, "--slices", "N=3", "--out", model, *FIT)
-    assert fitted.code == 0, fitted.err
-    assert "8 cases of 24 images" in fitted.out
-    report = tmp_path / "report.html"
-    judged = ogkd("evaluate", model, volumes, "--report", report, "--resamples", 0)
-    assert judged.code == 0, judged.err
-    assert "4 cases" in judged.out
-    assert "axis=2,index=" in report.read_text(encoding="utf-8")
-    predicted = ogkd("predict", model, volumes / "test")
-    assert (predicted.code, len(rows(predicted.out))) == (0, 4)
-    for row in rows(predicted.out):
-        assert row["images"] == "3"
-        assert row["decided_by"].startswith(f"{row['path']}#axis=2,index=")
-    both = ogkd("predict", model, volumes / "test", "--format", "jsonl")
-    lines = [json.loads(line) for line in both.out.splitlines()]
-    assert [len(line["weights"]) for line in lines] == [line["images"] for line in lines] == [3] * 4
-    for line in lines:
-        assert sum(image["weight"] for image in line["weights"]) == pytest.approx(1, abs=1e-5)
-    maps = tmp_path / "maps"
-    assert ogkd("predict", model, volumes / "test", "--explain", maps).code == 0
-    assert len(list(maps.iterdir())) <= 4  # those that mark what the answer rests on
-
-
-@pytest.mark.parametrize("command", ["fit", "check", "split"])
-def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, command):
-    data = tmp_path / "exams.csv"
-    lines = ["path,label,exam,split", "a.png,cyst,1,train", "b.png,stone,1,train"]
-    data.write_text("\n".join(lines), encoding="utf-8")
-    words = {
-        "fit": fit(data, "--cases", "exam"),
-        "check": ("data", "check", data, "--cases", "exam"),
-        "split": ("data", "split", data, "--out", tmp_path / "split.csv", "--cases", "exam"),
-    }[command]
-    message = refused(*words)
-    assert "labels cyst, stone" in message
-    assert "--cases" in message
 
 
 def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import ogkd as library
 from ogkd.errors import DataError
 from tiny_data import FAST, write_dataset
-from tiny_images import dicom, nifti, png
+from tiny_images import dicom, nifti
 from world import fit
 
 QUICK = ["-b", "builtin", "--method", "ogkd", "--set", "train.epochs=1", "--set", "views=1"]
@@ -68,55 +66,6 @@ def test_a_fit_that_skips_is_the_fit_without_the_bad_files(bert_backbone, data, 
         assert any("fewer than 4" in note for note in notes) == (shots == 4)
         fit(clean, bert_backbone, **options, out=out, restart=True)
         assert not (out / "skipped.csv").exists()
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """Two classes in DICOM, 16-bit PNG and JPEG; one file in each split cannot be read."""
-    root = tmp_path / "mixed data ä"
-    for split, seed in (("train", 0), ("test", 1)):
-        for label, name in enumerate(("benign_cyst", "malignant_tumor")):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            rng = np.random.default_rng([seed, label])
-            deep = rng.integers(0, 3000 if label else 300, (3, 40, 48), dtype=np.uint16)
-            dicom(folder / "IM0001", deep[0], WindowCenter=1500, WindowWidth=3000)
-            png(folder / "deep one.png", deep[1])
-            Image.fromarray((deep[2] // 12).astype(np.uint8)).save(folder / "ü.jpg")
-        (root / split / name / "bad.dcm").write_bytes(b"DICM")
-    return root
-
-
-def test_a_folder_of_mixed_formats_is_fitted_judged_and_predicted(ogkd, mixed, tmp_path):
-    out = tmp_path / "model"
-    code, _, err = ogkd("fit", mixed, "--out", out, *QUICK)
-    assert code == 2
-    assert "1 file(s) could not be read" in err
-    assert "bad.dcm" in err
-    assert not out.exists()
-    code, text, err = ogkd("fit", mixed, "--out", out, *QUICK, "--on-error", "skip")
-    assert code == 0, err
-    assert "6 images (benign cyst 3, malignant tumor 3)" in text
-    assert "Skipped 1 file(s)" in err
-    assert "images/s" in err
-    assert [row["path"] for row in skipped(out)] == [
-        str(mixed / "train" / "malignant_tumor" / "bad.dcm")
-    ]
-    result = tmp_path / "r" / "r.json"
-    code, _, err = ogkd("evaluate", out, mixed, "--out", result)
-    assert code == 2
-    assert "bad.dcm" in err
-    words = ["evaluate", out, mixed, "--out", result, "--on-error", "skip"]
-    code, _, err = ogkd(*words)
-    assert code == 0, err
-    assert json.loads(result.read_text())["images"] == 6
-    assert "Left out 1 file that" in err
-    code, text, err = ogkd("predict", out, mixed / "test")
-    assert code == 1
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert len(rows) == 7
-    assert [row["path"].rsplit("/", 1)[1] for row in rows if row["error"]] == ["bad.dcm"]
-    assert all(float(row["probability"]) >= 0.5 for row in rows if not row["error"])
 
 
 def test_the_slice_of_the_fit_is_the_slice_of_the_prediction(ogkd, tmp_path):

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,15 +17,11 @@ import ogkd as library
 import ogkd.features.encode as extract
 import ogkd.images as images
 from ogkd.cli import main
-from ogkd.data.phantoms import write_folder
 from ogkd.model import explain
-from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
-from ogkd.model.familiarity import Familiarity, SupportFeatures
 from tiny_data import CLASSES, edit_sealed, write_dataset, write_image
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
-COLUMNS = [*FIXED, *CLASSES]
 TWO = "normal lung, benign tumor"
 
 
@@ -37,20 +32,6 @@ def named(text):
 
 def rows(text):
     return list(csv.reader(io.StringIO(text)))
-
-
-def test_each_image_gets_a_row_with_its_probabilities(ogkd, fitted, data):
-    outcome = ogkd("predict", fitted, data / "test")
-    assert (outcome.code, outcome.err) == (0, "")
-    header, *table = rows(outcome.out)
-    assert header == COLUMNS
-    files = sorted((data / "test").rglob("*.png"))
-    assert [row[0] for row in table] == [str(file) for file in files]
-    model = library.load(fitted)
-    expected = model.predict_proba(files)
-    np.testing.assert_allclose(np.array([row[7:] for row in table], float), expected, atol=1e-5)
-    assert [row[1] for row in table] == model.predict(files)
-    assert [float(row[2]) for row in table] == [max(map(float, row[7:])) for row in table]
 
 
 def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp_path):
@@ -115,6 +96,10 @@ def test_json_lines_hold_the_same_fields(ogkd, fitted, data, tmp_path):
     assert outcome.code == 1
     entries = [json.loads(line) for line in outcome.out.splitlines()]
     assert len(entries) == len(table) == 7
+    assert list(table[0]) == [*FIXED, *CLASSES]
+    expected = library.load(fitted).predict_proba([row["path"] for row in table[:-1]])
+    probabilities = np.array([[float(row[name]) for name in CLASSES] for row in table[:-1]])
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     for entry, row in zip(entries, table, strict=True):
         assert list(entry) == [*FIXED, "probabilities"]
         assert entry["path"] == row["path"]
@@ -161,45 +146,6 @@ def test_a_sheet_has_the_rows_of_the_csv(ogkd, refused, fitted, data, tmp_path):
     assert "--columns" in refused(*words[:-1], "path=Foto")
 
 
-def calibrated(model, files, *, copies):
-    """Calibrate on the model's answers: right on the more confident half of the files only."""
-    loaded = library.load(model)
-    logits = loaded.logits(np.stack([answer.features for answer in loaded.decide(files)]))
-    tops = loaded.predict_proba(files).max(axis=1)
-    sure = tops >= np.median(tops)
-    labels = np.where(sure, logits.argmax(axis=1), logits.argmin(axis=1))
-    calibration = Calibration.fit(
-        loaded.task,
-        np.tile(logits, (copies, 1)),
-        np.tile(labels, copies),
-        [f"{number:016x}" for number in range(copies * len(files))],
-        weights_sha256=json.loads((model / "model.json").read_text())["weights_sha256"],
-    )
-    calibration.write(model / "calibration.json")
-    return calibration
-
-
-def test_a_calibrated_model_fills_the_sets_and_abstains_below_the_threshold(ogkd, model, data):
-    files = sorted(data.rglob("*.png"))
-    calibration = calibrated(model, files, copies=20)
-    loaded = library.load(model)
-    p = loaded.predict_proba(files)
-    threshold = calibration.questions[0].threshold(0.2)
-    outcome = ogkd("predict", model, *files, "--max-risk", 0.2, "--coverage", 0.6)
-    assert outcome.code == 0
-    assert f"below {threshold:.4f}" in outcome.err
-    table = named(outcome.out)
-    abstained = ["yes" if top < threshold else "no" for top in p.max(axis=1).tolist()]
-    assert [row["abstain"] for row in table] == abstained
-    assert set(abstained) == {"yes", "no"}
-    for coverage in (0.6, 0.9):
-        inside = loaded.task.plausible(p, calibration.limits(coverage))
-        expected = ["|".join(np.array(CLASSES)[row]) or "(none)" for row in inside]
-        table = named(ogkd("predict", model, *files, "--coverage", coverage).out)
-        assert [row["set"] for row in table] == expected
-        assert {row["abstain"] for row in table} == {""}
-
-
 def test_evidence_maps_that_hold_are_named_by_row_and_stay_in_their_folder(
     ogkd, model, tmp_path, monkeypatch
 ):
@@ -225,31 +171,6 @@ def test_evidence_maps_that_hold_are_named_by_row_and_stay_in_their_folder(
     assert all(name.isascii() and " " not in name and len(name) < 80 for name in drawn)
     with Image.open(tmp_path / "maps" / "here" / drawn[0]) as picture:
         assert picture.width > picture.height > 672  # image, map and words
-
-
-def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
-    files = sorted((data / "test").rglob("*.png"))
-    seen = library.load(model)
-    rows = np.stack([answer.features for answer in seen.decide(files[:1])])
-    rng = np.random.default_rng(0)
-    near = rows + 0.01 * rng.normal(size=(9, rows.shape[1]))
-    near /= np.linalg.norm(near, axis=1, keepdims=True)
-    support = SupportFeatures(near.astype(np.float32), np.zeros(9, dtype=np.int64))
-    (model / "support.safetensors").write_bytes(support.to_bytes())
-    edit_sealed(model / "model.json", lambda card: card.pop("support_sha256"))
-    outcome = ogkd("predict", model, *files)
-    marks = [row["unfamiliar"] for row in named(outcome.out)]
-    features = np.stack([answer.features for answer in seen.decide(files)])
-    assert marks == [
-        "yes" if strange else "no" for strange in Familiarity(support).unfamiliar(features)
-    ]
-    assert marks[0] == "no"
-    assert marks.count("yes") > 0
-    assert f"{marks.count('yes')} of {len(files)} image(s) are unlike" in outcome.err
-    (model / "support.safetensors").unlink()
-    outcome = ogkd("predict", model, *files)
-    assert {row["unfamiliar"] for row in named(outcome.out)} == {""}
-    assert outcome.err == ""
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet(ogkd, model, tmp_path, monkeypatch):
@@ -281,86 +202,6 @@ def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, dat
     words = [sys.executable, "-c", code, "predict", fitted, file, "-b", clip]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--prior", "benign tumor=many"), "--prior"),
-        (("--prior", "benign tumor=1,benign tumor=0"), "--prior"),
-        (("--prior", "benign tumor=1"), "no share for: malignant tumor, normal lung"),
-        (("--prior", "benign tumor=1", "--max-risk", "0.1"), "--max-risk"),
-        (("--max-risk", 0.1), "needs a calibrated model"),
-        (("--coverage", 0.9), "--coverage"),
-        (("--format", "xml"), "--format"),
-        (("--out", "folder"), "--out"),
-        (("--out", "file/rows.csv"), "--out"),
-        (("--explain", "file"), "--explain"),
-        (("gone.png",), "gone.png"),
-        (("folder",), "No images found"),
-    ],
-)
-def test_what_cannot_work_ends_in_one_message(
-    refused, fitted, data, tmp_path, monkeypatch, words, message
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    images = [] if len(words) == 1 else [data]
-    assert message in refused("predict", fitted, *images, *words)
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (lambda model: change(model, schema_version=99), "newer ogkd"),
-        (shutil.rmtree, "not a model folder"),
-        (lambda model: other_backbone(model, name="gone"), "say where it is (option --backbone)"),
-        (lambda model: other_backbone(model, name="builtin"), "fitted with another backbone"),
-    ],
-)
-def test_a_model_that_cannot_be_used_is_refused(refused, model, data, harm, message):
-    harm(model)
-    assert message in refused("predict", model, data)
-
-
-def other_backbone(model, **values):
-    card = json.loads((model / "model.json").read_text())
-    change(model, backbone={**card["backbone"], "digest": "0" * 64, **values})
-
-
-def test_zero_shot_takes_every_argument_for_an_image(ogkd, fitted, clip, data):
-    files = sorted((data / "test").rglob("*.png"))[:3]
-    outcome = ogkd("predict", "--zero-shot", TWO, "-b", clip, *files)
-    assert outcome.code == 0, outcome.err
-    rows = list(csv.reader(io.StringIO(outcome.out)))
-    with_model = next(csv.reader(io.StringIO(ogkd("predict", fitted, files[0]).out)))
-    assert rows[0] == [*with_model[:7], "normal lung", "benign tumor"]
-    assert [row[0] for row in rows[1:]] == [str(file) for file in files]
-    assert outcome.err.count("nothing was learned from images") == 1
-
-
-def test_phantoms_need_no_backbone_and_shipped_texts_are_known(ogkd, tmp_path):
-    folder = write_folder("us-breast", tmp_path / "b", splits={"test": 2})
-    words = ["--zero-shot", "benign tumors,malignant tumors,normal scan", "--prompts", "busi"]
-    outcome = ogkd("predict", *words, "--format", "jsonl", folder)
-    assert outcome.code == 0, outcome.err
-    assert len(outcome.out.splitlines()) == len(list(folder.rglob("*.png")))
-    assert "WARNING" not in outcome.err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--zero-shot", "normal"], "at least two classes"),
-        (["--zero-shot", "normal,normal"], "twice"),
-        (["--zero-shot", TWO, "-b", "builtin", "--max-risk", 0.1], "--max-risk"),
-        (["--zero-shot", TWO, "--prompts", "nope"], "shipped bank"),
-        (["--zero-shot", TWO], "knows only phantoms"),
-    ],
-)
-def test_zero_shot_refusals_are_one_message(refused, data, words, message):
-    assert message in refused("predict", *words, data / "test")
 
 
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):

@@ -27,17 +27,17 @@ def ask_for(out: Path, *more: object) -> list[object]:
     return ["prompts", "new", "--model", "tiny", "--out", out, "--classes", names, *more]
 
 
-def test_show_lists_every_bank_or_prints_one(ogkd, refused):
+def test_show_lists_every_bank_or_prints_one(ogkd, tmp_path):
     banks = json.loads(ogkd("prompts", "show", "--json").out)
-    assert len(banks) == 11
-    assert sum(map(len, banks.values())) == 56
-    table = ogkd("prompts", "show").out
-    assert all(name in table for name in banks)
-    assert len(ogkd("prompts", "show", "busi").out.splitlines()) == 3 * 51
-    assert len(ogkd("prompts", "show", "busi", "Normal_Scan").out.splitlines()) == 51
-    refused("prompts", "show", "busi", "cyst")
+    assert (len(banks), sum(map(len, banks.values()))) == (11, 56)
+    listed = ogkd("prompts", "show").out
+    assert all(name in listed for name in banks)
+    table = tmp_path / "texts.csv"
+    table.write_text("class,text\ncyst,short one\nstone,a small stone\n")
+    assert (
+        ogkd("prompts", "show", table).out == "cyst (1)\n  short one\nstone (1)\n  a small stone\n"
+    )
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
-    refused("prompts", "show", "nothing")
 
 
 def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
@@ -65,19 +65,6 @@ def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     assert "already exists" in refused("prompts", "new", "-c", "a", "--out", out)
 
 
-def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):
-    table = tmp_path / "in.csv"
-    table.write_text("class,text\ncyst,short one\nstone,another short stone\n")
-    out = tmp_path / "out.json"
-    outcome = ogkd("prompts", "new", "--from", table, "--out", out, "--classes", "Stone")
-    assert outcome.code == 0
-    assert json.loads(out.read_text()) == {"Stone": ["another short stone"]}
-    assert "1 error(s)" in outcome.err
-    assert "already exists" in refused("prompts", "new", "--from", table, "--out", out)
-    out.unlink()
-    refused(*("prompts", "new", "--from", table, "--out", out, "--classes", "tumor"))
-
-
 def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
     outcome = ogkd(*ask_for(out, "--modality", "ct", "--organ", "abdomen"))
@@ -99,17 +86,6 @@ def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, 
     assert len(json.loads(out.read_text())["normal kidney"]) == 50
     assert ogkd(*ask_for(out)).code == 0
     assert json.loads(out.read_text())["kidney stone"][0] == json.loads(first)[0]
-
-
-def test_generate_needs_an_endpoint_and_never_replaces_other_files(refused, monkeypatch, tmp_path):
-    out = tmp_path / "bank.json"
-    monkeypatch.delenv("OGKD_LLM_URL", raising=False)
-    assert "OGKD_LLM_URL" in refused(*ask_for(out))
-    monkeypatch.setenv("OGKD_LLM_URL", "http://127.0.0.1:9/v1")
-    refused(*ask_for(tmp_path))
-    out.write_text("not a bank")
-    refused(*ask_for(out))
-    assert out.read_text() == "not a bank"
 
 
 def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(

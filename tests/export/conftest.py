@@ -75,11 +75,7 @@ def files(folder: Path) -> list[Path]:
 def model(files: list[Path], folder: Path) -> Classifier:
     """A fitted and calibrated model on a tiny CLIP."""
     make_clip(folder / "secret-clip")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(folder / "cache"))
-        fitted = ogkd.fit(
-            folder / "data", backbone=folder / "secret-clip", method="gda", device="cpu"
-        )
+    fitted = ogkd.fit(folder / "data", backbone=folder / "secret-clip", method="gda", device="cpu")
     # A gentle head: probabilities near 0 and 1 would hide mistakes.
     rng = torch.Generator().manual_seed(3)
     head = LinearHead(6 * torch.randn(fitted.head.shape, generator=rng), torch.zeros(3))

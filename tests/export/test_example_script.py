@@ -65,9 +65,14 @@ def write_images(folder):
     return sorted(folder.iterdir())
 
 
-def test_pixels_and_crops_are_the_package_s_for_every_kind_of_file(script, tmp_path):
-    prep = Preprocessing(size=32)
-    card = {"size": 32, "resize": "shortest", "interpolation": "bicubic"}
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"resize": "squash"}, {"resize": "pad"}, {"resize": "pad_center"}, {"scaled": 40}],
+    ids=str,
+)
+def test_pixels_and_crops_are_the_package_s_for_every_kind_of_file(script, tmp_path, settings):
+    prep = Preprocessing(size=32, **settings)
+    card = prep.identity()
     files = write_images(tmp_path)
     assert len(files) == 25
     for file in files:

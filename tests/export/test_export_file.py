@@ -20,9 +20,7 @@ from ogkd.errors import ConfigError, StorageError
 from ogkd.export import export_onnx, write
 from ogkd.export.graph import build
 from ogkd.export.metadata import file_metadata
-from ogkd.export.write import in_batches
 from ogkd.features.views import FixedViews
-from ogkd.images import read_image, to_pixels
 from ogkd.methods import METHODS, Support, TextSide, make_method
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.model.classifier import Classifier
@@ -39,17 +37,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
 def changed(model, **changes):
     parts = {"backbone": model.backbone, "head": model.head, "card": model.card, **changes}
     return Classifier(**parts)
-
-
-def test_probabilities_are_those_of_the_calibration_and_logits_are_not(
-    exported, model, files, file_of
-):
-    pixels = to_pixels([read_image(path) for path in files], model.backbone.preprocessing)
-    outputs = file_of(exported.path.read_bytes()).run(pixels)
-    odds = np.exp(outputs["logits"] * model.calibration.questions[0].scale)
-    p = odds / odds.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(outputs["probabilities"], p, atol=1e-5)
-    assert np.abs(changed(model).predict_proba(files) - outputs["probabilities"]).max() > 0.01
 
 
 def test_the_file_describes_itself(exported, model, file_of):
@@ -181,11 +168,6 @@ def test_every_tower_and_every_method_but_cocoop_is_exported(
     expected = head.logits(backbone.encode_images(pixels).globals).numpy()
     tolerance = 1e-4 * max(1.0, np.abs(expected).max())
     np.testing.assert_allclose(graph.run(pixels)["logits"], expected, atol=tolerance)
-
-
-def test_batches_come_in_the_sizes_that_are_checked():
-    assert [len(batch) for batch in in_batches(range(26))] == [1, 2, 7, 7, 7, 2]
-    assert [len(batch) for batch in in_batches(range(3), (1,))] == [1, 1, 1]
 
 
 @pytest.fixture

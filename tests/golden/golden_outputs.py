@@ -17,20 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-# Old name -> new name of a column or key. A rename in the package is one entry here, and needs no
-# new record of the numbers.
-ALIASES: dict[str, str] = {"usual": "mean_weight"}
-# Columns and keys that were recorded and have been removed on purpose.
-REMOVED: set[str] = {"at_prevalence", "present_wrong", "absent_wrong", "after", "change"}
-
 # Keys of JSON whose values are not compared as numbers: other versions, digests, a drawing's data.
 NOT_NUMBERS = {
-    "schema",
-    "schema_version",
-    "reliability",
-    "seconds",
-    "versions",
-    "largest_difference",
+    *("schema", "schema_version", "reliability", "seconds", "versions", "largest_difference"),
 }
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w|\.\w)")

@@ -134,7 +134,7 @@ class World:
 
 
 def _write_tables() -> None:
-    """Tables of what the phantoms are: patients with two images each, exams, a grid, texts.
+    """Tables of what the phantoms are: patients with two images each, exams, a grid.
 
     And films of which fewer answers are unknown than the command leaves empty.
     """
@@ -160,7 +160,6 @@ def _write_tables() -> None:
     new = [{**row, "label": None, "split": None} for row in exams if row["split"] == "test"]
     _write_table("new-exams.csv", new)
     Path("grid.toml").write_text(GRID, encoding="utf-8")
-    Path("texts.txt").write_text("a simple cyst\nnormal breast tissue\n", encoding="utf-8")
 
 
 def _write_table(name: str, rows: list[dict[str, Any]]) -> None:

@@ -45,7 +45,7 @@ class Outcome:
         """Why this must not happen, whatever the input was."""
         if self.late:
             return f"it took {WAIT} s, or {SECONDS} s of a processor"
-        if self.code not in (0, 1, 2):
+        if self.code not in (0, 1, 2, 3):
             return f"exit code {self.code}"
         if "Traceback" in self.errors or "Traceback" in self.output:
             return "a traceback"

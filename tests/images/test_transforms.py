@@ -4,7 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from scipy import stats
+from torch.nn.functional import interpolate, pad
 
 from ogkd.images.plain import gray_to_rgb
 from ogkd.images.transforms import (
@@ -91,3 +94,46 @@ def test_any_size_becomes_the_models_size(height, width):
     strip = np.zeros((4, 1001, 3), np.uint8)
     strip[:, 498:503] = 255
     assert center_crop(strip, PREP)[:, 12:20].min() > 200
+
+
+@pytest.mark.parametrize("shape", [(50, 80, 3), (80, 50, 3), (9, 9, 3), (3, 300, 3)])
+def test_pad_scales_the_long_side_and_fills_up_with_black_as_flair_does(shape):
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    ours = center_crop(image, Preprocessing(size=32, interpolation="bilinear", resize="pad"))
+    scale = max(shape) / 32
+    size = [max(1, int(side / scale)) for side in shape[:2]]
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    scaled = interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
+    expected = pad(scaled, (0, 32 - size[1], 0, 32 - size[0]))[0].permute(1, 2, 0).numpy()
+    assert np.abs(ours - expected).max() <= 1.01
+
+
+def test_pad_center_makes_a_square_first_as_medclip_does():
+    image = np.random.default_rng(0).integers(0, 256, (40, 90, 3), dtype=np.uint8)
+    square = np.zeros((90, 90, 3), np.uint8)
+    square[25:65] = image
+    ours = center_crop(image, Preprocessing(size=32, resize="pad_center"))
+    np.testing.assert_array_equal(ours, center_crop(square, Preprocessing(size=32)))
+    small = center_crop(image[:10, :10], Preprocessing(size=32, resize="pad_center"))
+    np.testing.assert_array_equal(small[11:21, 11:21], image[:10, :10])  # it is not enlarged
+    assert small.sum() == image[:10, :10].sum()
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 60), (60, 90), (90, 60)])
+def test_a_crop_smaller_than_the_scaled_side_is_the_middle_of_it(height, width):
+    image = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    ours = center_crop(image, Preprocessing(size=24, scaled=30))
+    scaled = np.asarray(Image.fromarray(image).resize((width // 2, height // 2), 3))
+    top, left = (height // 2 - 24) // 2, (width // 2 - 24) // 2
+    expected = scaled[top : top + 24, left : left + 24]
+    np.testing.assert_array_equal(ours, expected)
+    assert ours.shape == (24, 24, 3)
+
+
+def test_fields_added_later_do_not_change_what_older_settings_are_called():
+    assert "scaled" not in Preprocessing().identity()
+    assert repr(Preprocessing()) == (
+        "Preprocessing(size=224, mean=(0.48145466, 0.4578275, 0.40821073), "
+        "std=(0.26862954, 0.26130258, 0.27577711), interpolation='bicubic', resize='shortest')"
+    )
+    assert Preprocessing(scaled=256).identity()["scaled"] == 256

@@ -7,6 +7,7 @@ import pytest
 
 from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
+from ogkd.model import card as card_module
 from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, PoolingCard
 
 
@@ -81,6 +82,18 @@ def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bert_backbone, "name", "biomedclip")
     assert BackboneCard.of(bert_backbone).name == "biomedclip"
+
+
+def test_a_folder_with_a_known_name_is_found_again(bert_backbone, tmp_path, monkeypatch):
+    """CheXzero and MedCLIP are not on the hub: their folders have these names."""
+    folder = tmp_path / "models" / "chexzero"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(card_module, "_places", lambda: tmp_path / "places")
+    monkeypatch.setattr(bert_backbone, "name", str(folder))
+    described = BackboneCard.of(bert_backbone)
+    assert (described.name, described.source(tmp_path)) == ("chexzero", folder)
+    folder.rmdir()
+    assert described.source(tmp_path) == "chexzero"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from ogkd.model.familiarity import (
     SupportFeatures,
     can_judge,
     is_in_distribution,
-    nearest,
 )
 
 
@@ -90,19 +89,6 @@ def test_copies_of_one_support_image_are_familiar_after_rounding_on_disk(world):
     kept = np.repeat(image, FEWEST, axis=0).astype(np.float16).astype(np.float32)
     assert not unfamiliar(support_of(kept), image).any()
     assert unfamiliar(support_of(kept), cloud(rng, other, 3)).all()
-
-
-def test_nearest_gives_the_most_alike_support_images_first(world):
-    rng, known, other = world
-    support = support_of(np.concatenate([cloud(rng, known, 6), cloud(rng, other, 6)]))
-    rows = cloud(rng, other, 4)
-    numbers, cosines = nearest(support, rows, 3)
-    assert numbers.shape == cosines.shape == (4, 3)
-    for row, order, near in zip(rows, numbers, cosines, strict=True):
-        everything = support.features @ row
-        assert list(order) == sorted(range(12), key=lambda n: -everything[n])[:3]
-        np.testing.assert_allclose(near, everything[order], atol=1e-6)
-    assert nearest(support, rows, 99)[0].shape == (4, 12)
 
 
 def test_images_to_learn_from_are_as_near_as_the_support_is_to_itself():

@@ -10,6 +10,8 @@ from huggingface_hub import HfApi, constants
 
 import ogkd
 from ogkd.errors import ConfigError
+from ogkd.model.calibration import Calibration
+from ogkd.model.classifier import write_calibration
 from ogkd.model.readme import README
 from stub_server import serve
 
@@ -87,3 +89,16 @@ def test_a_hub_that_refuses_is_one_sentence(model, monkeypatch):
 def test_a_missing_folder_is_still_called_one(tmp_path):
     with pytest.raises(ConfigError):
         ogkd.load(tmp_path / "nothing")
+
+
+def test_readme_of_a_calibrated_model_says_how_often_it_was_right(model, tmp_path):
+    model.save(tmp_path / "model")
+    logits = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    labels, keys = logits.argmax(axis=1), [f"{number:016x}" for number in range(40)]
+    calibration = Calibration.fit(model.task, logits, labels, keys, weights_sha256="")
+    write_calibration(tmp_path / "model", model.card, calibration)
+    text = (tmp_path / "model" / README).read_text()
+    assert (
+        "Calibrated on 40 images. Right on 40 of 40 images that it had not learned from (100 %)"
+        in text
+    )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ogkd.bench.compare import differences_markdown, published_markdown
 from ogkd.bench.figures.per_dataset import paired
 from ogkd.bench.runs import RunsFolder, RunSpec
-from ogkd.bench.tables import FORMATS, make_table
+from ogkd.bench.tables import make_table
 from ogkd.bench.tidy import collect
 from tiny_runs import make_plan, write_run
 
@@ -85,8 +85,7 @@ def uses(root: Path) -> Iterator[str]:
     folder = RunsFolder(root)
     for run in collect(folder)["run"]:
         yield f"collect {run}"
-    for name in FORMATS:
-        yield make_table(folder, PLAN, format=name)
+    yield make_table(folder, PLAN)
     yield published_markdown(folder, PLAN)
     yield differences_markdown(folder, PLAN, "ogkd", "coop")
     yield str(paired(folder.finished(PLAN), ("ogkd", "coop")))

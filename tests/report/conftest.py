@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_world import World, make_world
+from report_world import NAMES, World
 
-from tiny_backbones import make_clip
+from ogkd.data.read import read_dataset
+from ogkd.evaluation import predict_labelled
+from ogkd.evaluation.calibrate import calibrate
+from ogkd.fitting.pipeline import fit
 from tiny_data import write_image
-
-
-@pytest.fixture(scope="session")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("backbone") / "clip"
-    make_clip(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +28,10 @@ def images_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def world(clip: Path, images_of: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(clip: Path, images_of: Path) -> World:
     """A calibrated text head."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return make_world(clip, images_of, "zero-shot")
+    dataset = read_dataset(images_of)
+    dataset = replace(dataset, task=replace(dataset.task, names=NAMES))
+    classifier = fit(dataset, backbone=clip, method="zero-shot")
+    classifier.calibration = calibrate(classifier, dataset)
+    return World(classifier, dataset, predict_labelled(classifier, dataset))

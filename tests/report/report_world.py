@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
 
 from ogkd.data.case import Dataset
-from ogkd.data.read import read_dataset
-from ogkd.evaluation import LabelledPredictions, predict_labelled
-from ogkd.evaluation.calibrate import calibrate
-from ogkd.fitting.pipeline import fit
+from ogkd.evaluation import LabelledPredictions
 from ogkd.model.classifier import Classifier
 
 # A name that would run a script and end the style sheet, were it not escaped.
@@ -23,20 +19,6 @@ class World:
     classifier: Classifier
     dataset: Dataset
     predictions: LabelledPredictions
-
-    def on_split(self, split: str) -> World:
-        return replace(
-            self, predictions=predict_labelled(self.classifier, self.dataset, split=split)
-        )
-
-
-def make_world(clip: Path, images: Path, method: str, *, calibrated: bool = True) -> World:
-    dataset = read_dataset(images)
-    dataset = replace(dataset, task=replace(dataset.task, names=NAMES))
-    classifier = fit(dataset, backbone=clip, method=method)
-    if calibrated:
-        classifier.calibration = calibrate(classifier, dataset)
-    return World(classifier, dataset, predict_labelled(classifier, dataset))
 
 
 @dataclass

@@ -39,11 +39,11 @@ def test_the_surest_mistakes_come_first_and_are_limited():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(3), 200)
     labels = rng.integers(0, 3, 200)
-    chosen = confident_errors(labels, p)
+    chosen = [number for number, _ in confident_errors(labels, p)]
     wrong = p.argmax(axis=1) != labels
     assert len(chosen) == 12
     assert wrong[chosen].all()
     assert correct_examples(
         np.array([0, 0, 1]), np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]])
-    ) == [0]
+    ) == [(0, 0)]
     assert sorted(p[wrong].max(axis=1), reverse=True)[:12] == list(p[chosen].max(axis=1))

@@ -13,7 +13,7 @@ from ogkd.report import report
 from tiny_data import write_exams
 
 SECTIONS = {
-    False: {"summary", "metrics", "confusion", "errors", "data", "making"},
+    False: {"summary", "metrics", "confusion", "data", "making"},
     True: {"findings", "answers", "data", "making"},
 }
 

@@ -86,7 +86,7 @@ class Page:
 
         def answer() -> Any:
             judged = (self.state["fit"] or {}).get("judged") or {}
-            return judged if judged.get("labels") == labels else None
+            return judged if judged.get("of") == labels else None
 
         return until(answer)
 
@@ -109,14 +109,12 @@ def studio(pile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pag
 
     folder = tmp_path_factory.mktemp("studio")
     (folder / "temporary").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OGKD_CACHE", str(folder / "cache"))
-        project = Project.open(folder / "project")
-        project.add_folder(pile)
-        session = Session(project)
-        app = make_studio(session, folder / "temporary", Settings(max_bytes=2_000_000))
-        client = TestClient(app, "http://localhost", raise_server_exceptions=False)
-        page = Page(client, folder / "project")
-        page.begin()
-        yield page
-        session.close()
+    project = Project.open(folder / "project")
+    project.add_folder(pile)
+    session = Session(project)
+    app = make_studio(session, folder / "temporary", Settings(max_bytes=2_000_000))
+    client = TestClient(app, "http://localhost", raise_server_exceptions=False)
+    page = Page(client, folder / "project")
+    page.begin()
+    yield page
+    session.close()

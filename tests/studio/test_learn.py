@@ -88,31 +88,12 @@ def test_a_label_held_out_is_one_of_the_unlabelled_images(text):
     np.testing.assert_allclose(logits[row], logits_of(alone, X[first][[row]])[0], rtol=1e-4)
 
 
-def test_the_only_image_of_a_class_is_not_judged(text):
-    X, y = toy(text)
-    rows = np.flatnonzero((y < 2) | (np.arange(18) == 12))
-    held, _ = hold_out(X[rows], y[rows], text)
-    assert len(held) == 12
-    assert 12 not in held
-
-
 def everything(text, X, y, *, labelled, order=None):
     labels = np.where(labelled, y, -1)
     keys, rows = [f"{row:016x}" for row in range(len(X))], range(len(X))
     images = Snapshot(X, np.ones(len(X), bool), labels, order or rows, keys, [None] * len(X))
     fitted = fit_labels(images, text)
     return fitted.trusting(judge(fitted, images, text), X)
-
-
-def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
-    X, y = toy(text, 8)
-    wrong = y.copy()
-    wrong[3] = 1
-    fitted = everything(text, X, wrong, labelled=np.ones(24, bool))
-    assert [(suspect.row, suspect.given, suspect.likely) for suspect in fitted.judged.suspects] == [
-        (3, 1, 0)
-    ]
-    assert everything(text, X, y, labelled=np.ones(24, bool)).judged.suspects == ()
 
 
 def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
@@ -131,17 +112,18 @@ def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
 def judgement(labels, answers, random=()):
     logits = 4 * np.eye(3, dtype=np.float32)[answers]
     drawn = np.isin(np.arange(len(labels)), random)
-    return Judged(np.arange(len(labels)), np.array(labels), logits, drawn, len(labels))
+    rows = np.arange(len(labels))
+    return Judged(rows, np.array(labels), logits, drawn, len(labels), ("cyst", "mass", "stone"))
 
 
 def test_the_weakest_class_is_that_of_the_smallest_recall_with_five_checked_images():
     labels, answers = [0] * 6 + [1] * 5 + [2] * 4, [0] * 5 + [1] + [1] * 3 + [0] * 2 + [0] * 4
     judged = judgement(labels, answers)
-    assert judged.weakest == (1, 3 / 5, 5)  # of the third class there are only four
+    assert "mass, of which it recognised 60 % of 5" in judged.weakest  # of the third: four images
     assert judged.accuracy == 8 / 15
     random = judgement(labels, answers, range(3, 13))
-    assert (random.accuracy, random.weakest) == (5 / 10, (1, 3 / 5, 5))
-    assert judgement(labels[:3], answers[:3]).weakest is None
+    assert (random.accuracy, random.weakest) == (5 / 10, judged.weakest)
+    assert judgement(labels[:3], answers[:3]).weakest == ""
 
 
 def test_probabilities_of_few_labels_are_calibrated_by_all_of_them(text):
@@ -154,16 +136,6 @@ def test_probabilities_of_few_labels_are_calibrated_by_all_of_them(text):
     assert question.temperature == pytest.approx(expected, rel=1e-3)
     assert expected > 1.2
     assert len(question.confidences) == len(judged.rows)
-
-
-def test_the_confusion_counts_every_judged_label_once(text):
-    X, y = toy(text, 8, noise=0.9)
-    fitted = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
-    assert fitted.judged.confusion().sum() == len(fitted.judged.rows) == 12
-    assert fitted.judged.confusion().sum(axis=1).tolist() == [4, 4, 4]
-    assert len(fitted.rest) >= 6
-    assert set(fitted.rest.tolist()) <= set(range(1, 24, 2))
-    assert fitted.probabilities.shape == (24, 3)
 
 
 def test_sets_are_exact_once_every_class_has_nine_labels(text):

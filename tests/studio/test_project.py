@@ -14,7 +14,6 @@ from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
 from ogkd.serve.studio import project as module
-from ogkd.serve.studio.images import match_paths
 from ogkd.serve.studio.project import ClassInfo, Conflict, Project
 from tiny_data import write_image
 from tiny_images import volume
@@ -136,22 +135,30 @@ def test_undo_goes_back_step_by_step_and_only_through_ones_own_clicks(project):
     assert (project.undo("me").image, project.undo("me")) == ("c.png", None)
 
 
-def test_a_renamed_class_keeps_its_labels_also_after_a_kill_in_between(project, monkeypatch):
+def test_classes_change_names_and_keep_their_labels(project):
+    project.mark("a.png", "label", "benign")
+    project.mark("b.png", "label", "malignant")
+    renames = {"benign": "malignant", "malignant": "carcinoma"}
+    project.set_classes([ClassInfo(name="malignant"), ClassInfo(name="carcinoma")], renames)
+    for opened in (project, again(project)):
+        assert opened.class_names == ("malignant", "carcinoma")
+        assert opened.labels == {"a.png": "malignant", "b.png": "carcinoma"}
+
+
+def test_a_kill_within_a_rename_loses_no_label(project, monkeypatch):
     project.mark("a.png", "label", "benign")
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
+    names = [ClassInfo(name="benign mass"), ClassInfo(name="malignant")]
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
-            project.set_classes(
-                [ClassInfo(name="benign mass"), ClassInfo(name="malignant")],
-                {"benign": "benign mass"},
-            )
+            project.set_classes(names, {"benign": "benign mass"})
     reopened = again(project)
-    assert reopened.class_names == ("benign mass", "malignant")
     assert reopened.labels == {"a.png": "benign mass"}
+    assert reopened.class_names == ("benign", "malignant", "benign mass")
 
 
 @pytest.mark.parametrize(
@@ -172,13 +179,6 @@ def test_classes_that_cannot_be_set_rename_nothing(project, classes, renames):
         assert opened.labels == {"a.png": "benign"}
 
 
-def test_names_can_be_renamed_in_a_row(project):
-    project.mark("a.png", "label", "benign")
-    names = [ClassInfo(name="third"), ClassInfo(name="malignant")]
-    project.set_classes(names, {"benign": "second", "second": "third"})
-    assert again(project).labels == {"a.png": "third"}
-
-
 def test_a_class_that_is_not_there_is_refused(project):
     for label in ("other", None):
         with pytest.raises(ConfigError):
@@ -189,7 +189,7 @@ def test_a_class_that_is_not_there_is_refused(project):
 def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
     for name, label in (("a", "benign"), ("b", "malignant")):
         image = write_image(tmp_path / "images" / f"{name}.png")
-        project.label_many([(f"../images/{image.name}", label)])
+        project.mark(f"../images/{image.name}", "label", label)
     project.mark("../images/c.png", "unusable")
     project.set_facts(patient=r"([^/]+)\.png")
     cases = read_dataset(project.write_table()).cases
@@ -226,18 +226,3 @@ def test_a_project_of_another_schema_is_refused(project, schema):
     write_json(path, {**content, "schema_version": schema}, ours=True)
     with pytest.raises(ConfigError):
         again(project)
-
-
-def test_imported_labels_do_not_replace_ones_own(project):
-    project.mark("a.png", "label", "benign")
-    new = project.label_many([("a.png", "malignant"), ("b.png", "cyst")])
-    assert new == 1
-    reopened = again(project)
-    assert reopened.labels == {"a.png": "benign", "b.png": "cyst"}
-    assert reopened.class_names == ("benign", "malignant", "cyst")
-
-
-def test_paths_of_a_table_are_matched_by_their_longest_common_end():
-    known = ["../x/a/1.png", "../x/b/1.png", "../x/c.png"]
-    paths = ["/data/b/1.png", "c.png", "1.png", "none.png"]
-    assert match_paths(paths, known) == [1, 2, None, None]  # two images have the name 1.png

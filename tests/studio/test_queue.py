@@ -88,13 +88,6 @@ def test_only_open_images_are_given_each_once(count, n, states, grouped):
     assert all(labels[row] == UNLABELLED for row in chosen)
 
 
-def test_the_same_question_has_the_same_answer_and_a_shorter_one_is_its_start():
-    X, _ = clusters([20, 20], spread=0.5)
-    long = next_images(X, open_labels(40), classes=2, n=12)
-    assert long == next_images(X, open_labels(40), classes=2, n=12)
-    assert long[:5] == next_images(X, open_labels(40), classes=2, n=5)
-
-
 def test_what_somebody_else_is_labelling_is_covered_but_not_yet_answered():
     X, kinds = clusters([20, 20], spread=0.1)
     labels = open_labels(40)

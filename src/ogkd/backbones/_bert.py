@@ -8,8 +8,10 @@ without the import, which takes longer than encoding a text.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ from ogkd.backbones._layers import ACTIVATIONS, attend, empty_embedding
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.errors import BackboneError
 
-BERT_KEYS = "text.transformer"  # of an open_clip file
+_EARLY = (1, 2)
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
 
 
@@ -43,18 +45,18 @@ class BertConfigFile(FileRecord):
     is_decoder: Literal[False] = False
 
 
-def derive_bert_config(weights: Weights) -> BertConfigFile:
+def derive_bert_config(weights: Weights, prefix: str = "text.transformer.") -> BertConfigFile:
     """Derive BERT's configuration from the shapes of its weights, for want of a config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
-        return weights.shape(f"{BERT_KEYS}.{key}.weight", axes=2)
+        return weights.shape(f"{prefix}{key}.weight", axes=2)
 
     rows, width = shape("embeddings.word_embeddings")
     if width not in _STANDARD_WIDTHS:
         raise BackboneError(f"{weights.file.parent} needs the config.json of its BERT.")
     return BertConfigFile(
         hidden_size=width,
-        num_hidden_layers=weights.count(f"{BERT_KEYS}.encoder.layer"),
+        num_hidden_layers=weights.count(f"{prefix}encoder.layer"),
         num_attention_heads=width // 64,
         intermediate_size=shape("encoder.layer.0.intermediate.dense")[0],
         vocab_size=rows,
@@ -111,7 +113,8 @@ class BertTower(nn.Module):
 
     def __init__(self, bert: BertConfigFile, embed_dim: int, *, pooling: str, proj: str) -> None:
         super().__init__()
-        self.pooling = pooling  # open_clip's hf_pooler_type
+        # open_clip's hf_pooler_type; or "early_mean" (FLAIR, MedCLIP): of the blocks in _EARLY
+        self.pooling = pooling
         self.bert = Bert(bert, pooler=pooling == "cls_pooler")
         self.proj = _projection(proj, bert.hidden_size, embed_dim)
 
@@ -128,15 +131,22 @@ class BertTower(nn.Module):
         change: Any = None,
     ) -> Tensor:
         """Features [B, d], not normalised."""
-        first_only = self.pooling != "mean_pooler"
+        means = self.pooling in ("mean_pooler", "early_mean")
+        early = _EARLY if self.pooling == "early_mean" else ()
         hidden = bert_hidden(
-            self.bert, embeddings, tokens.mask, dropout, first_only=first_only, change=change
+            self.bert,
+            embeddings,
+            tokens.mask,
+            dropout,
+            first_only=not means,
+            early=early,
+            change=change,
         )
         features: Tensor = self.proj(self._pool(hidden, tokens.mask))
         return features
 
     def _pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        if self.pooling == "mean_pooler":
+        if self.pooling in ("mean_pooler", "early_mean"):
             weight = mask.unsqueeze(-1).to(hidden.dtype)
             return (hidden * weight).sum(dim=1) / weight.sum(dim=1)
         if self.pooling == "cls_pooler":
@@ -145,11 +155,14 @@ class BertTower(nn.Module):
 
 
 def _projection(kind: str, width: int, out: int) -> nn.Module:
-    """open_clip's hf_proj_type: "linear", "mlp" or "none"."""
+    """open_clip's hf_proj_type, "linear", "mlp" or "none"; or "norm" (CXR-BERT)."""
     if kind == "none":
         return nn.Identity()
     if kind == "linear":
         return nn.Linear(width, out, bias=False)
+    if kind == "norm":
+        act, norm = nn.GELU(), nn.LayerNorm(out, 1e-12)
+        return nn.Sequential(nn.Linear(width, out), act, norm, nn.Linear(out, out))
     middle = (width + out) // 2
     return nn.Sequential(
         nn.Linear(width, middle, bias=False), nn.GELU(), nn.Linear(middle, out, bias=False)
@@ -163,6 +176,7 @@ def bert_hidden(
     dropout: TextDropout | None = None,
     *,
     first_only: bool = False,
+    early: Collection[int] = (),
     change: Any = None,
 ) -> Tensor:
     """Last hidden states [B, L, w] of a BertModel for word embeddings [B, L, w].
@@ -170,7 +184,8 @@ def bert_hidden(
     `mask` [B, L] is True where there is a token. With `dropout`, BERT's own rates apply in
     BERT's own places: after the embeddings' norm, on the attention probabilities, and after
     both output layers of a block. `first_only` returns only the first token's state, [B, 1, w],
-    and skips what the last block computes for the others.
+    and skips what the last block computes for the others. With `early` the states are the mean of
+    the last ones and of those after the blocks of these numbers, counted from 1.
     """
     config = model.config
     rate: float = config.hidden_dropout_prob
@@ -184,6 +199,7 @@ def bert_hidden(
     hidden = rows.take(hidden + table.position_embeddings.weight[: mask.shape[1]])  # [n, w]
     hidden = drop(table.LayerNorm(hidden))
     last = len(model.encoder.layer) - 1
+    states = []
     for number, layer in enumerate(model.encoder.layer):
         queries = rows
         if change is not None:
@@ -196,6 +212,10 @@ def bert_hidden(
         output, inner = layer.output, layer.intermediate
         wide = inner.intermediate_act_fn(frozen_linear(inner.dense, hidden))
         hidden = output.LayerNorm(drop(frozen_linear(output.dense, wide)) + hidden)
+        if number + 1 in early:
+            states.append(hidden)
+    if early:
+        hidden = torch.stack([*states, hidden]).mean(dim=0)
     return queries.put_back(hidden)
 
 

@@ -5,7 +5,9 @@ No network, and nothing in a file is ever executed.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import fnmatch
 import hashlib
 import json
 import pickle
@@ -17,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
@@ -35,7 +38,14 @@ Record = TypeVar("Record", bound=BaseModel)
 
 _WORTH_REMEMBERING = 2**24  # bytes
 _TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 _SHOWN = 8  # keys listed in a message
+# What training checkpoints have beside tensors, such as a loss; nothing of it runs code.
+_SCALAR: Any = np.float64(0).__reduce__()[0]
+_HARMLESS = [
+    *(argparse.Namespace, np.dtype, _SCALAR, (_SCALAR, "numpy.core.multiarray.scalar")),
+    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
+]
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
 
 
@@ -48,11 +58,14 @@ class Format(NamedTuple):
     weights: tuple[str, ...]  # the first one that is there is read
 
 
-# Some repositories have several; open_clip's own towers can only be read as a CLIPModel.
+PLAIN_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+# The first one that a folder has counts. Some repositories have two; features in caches and models
+# are those of a CLIPModel where there is one beside open_clip's own towers.
 FORMATS = {
+    "transformers": Format("config.json", ("model_type",), ("clip", "siglip"), PLAIN_WEIGHTS),
     "open_clip": Format(
         "open_clip_config.json",
-        ("model_cfg", "vision_cfg", "timm_model_name"),
+        ("model_cfg",),
         (),
         (
             "open_clip_model.safetensors",
@@ -60,14 +73,11 @@ FORMATS = {
             "open_clip_pytorch_model.bin",
         ),
     ),
-    "transformers": Format(
-        "config.json",
-        ("model_type",),
-        ("clip", "siglip"),
-        ("model.safetensors", "pytorch_model.bin"),
-    ),
+    "keep": Format("config.json", ("model_type",), ("keep",), PLAIN_WEIGHTS),
+    "biovil": Format("config.json", ("model_type",), ("cxr-bert",), PLAIN_WEIGHTS),
 }
-FORMAT_HELP = "open_clip_config.json of a timm tower, and no config.json of clip or siglip"
+FORMAT_HELP = "open_clip_config.json, and no config.json of clip or siglip"
+_TIMM = ("model_cfg", "vision_cfg", "timm_model_name")
 
 
 @cache
@@ -75,6 +85,14 @@ def layouts(kind: str) -> dict[str, Any]:
     """The tables of layouts.toml about one format."""
     tables: dict[str, Any] = files.read_toml(Path(__file__).with_name("layouts.toml"))[kind]
     return tables
+
+
+def tower_keys(kind: str, theirs: str, ours: str) -> dict[str, str]:
+    """The names of one kind of tower, below `theirs` in the file and below `ours` in the model."""
+    return {
+        f"{theirs}.{key}".removeprefix("."): " ".join(f"{ours}.{name}" for name in names.split())
+        for key, names in layouts("towers")[kind].items()
+    }
 
 
 class FileRecord(BaseModel):
@@ -116,21 +134,50 @@ def peek(path: Path, *keys: str) -> Any:
     return value
 
 
-def detect_format(folder: Path) -> str | None:
-    """The format of the model in a folder; None if it contains no model that can be read."""
+def detect_format(folder: Path, *, complete: bool = True) -> str | None:
+    """The format of the model in a folder; None if it contains no model that can be read.
+
+    A folder that is not `complete` has no weights yet, only configurations.
+    """
+    own = folder / FORMATS["open_clip"].marker
+    if peek(own, *_TIMM) is not None:
+        return "open_clip"
     for name, kind in FORMATS.items():
         value = peek(folder / kind.marker, *kind.keys)
+        has_weights = not complete or any((folder / file).is_file() for file in kind.weights)
+        if name == "transformers" and own.is_file() and not has_weights:
+            continue
         if value in kind.values if kind.values else value is not None:
             return name
-    return None
+    keys = weight_keys(folder)
+    return next((kind for kind, sign in layouts("signatures").items() if sign in keys), None)
+
+
+def weight_keys(folder: Path) -> set[str]:
+    """The names of all tensors in a folder's weight files, as far as they can be read."""
+    keys: set[str] = set()
+    for path in weight_files(folder) if folder.is_dir() else ():
+        with contextlib.suppress(BackboneError):
+            keys |= read_weights(path).tensors.keys()
+    return keys
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The weight files of a folder; of two with the same stem the one in safetensors."""
+    files = [path for path in folder.iterdir() if path.suffix in _WEIGHTS]
+    files.sort(key=lambda path: (path.suffix == ".safetensors", path.name))
+    return list({path.stem: path for path in files}.values())
 
 
 def find_weights(folder: Path, kind: str) -> Path:
-    """The weight file of a folder in this format."""
+    """The weight file of a folder in this format: one of its usual names, or the only one."""
     names = FORMATS[kind].weights
     for name in names:
         if (folder / name).is_file():
             return folder / name
+    others = weight_files(folder)
+    if kind == "open_clip" and len(others) == 1:
+        return others[0]
     raise BackboneError(f"{folder} has no weight file {' or '.join(names)}.")
 
 
@@ -161,7 +208,8 @@ def read_weights(path: Path) -> Weights:
         if path.suffix == ".safetensors":
             state = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with torch.serialization.safe_globals(_HARMLESS):
+                state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (*_DAMAGED, pickle.UnpicklingError) as error:
         if out_of_memory(error):
             raise MemoryError(str(error)) from error
@@ -169,6 +217,8 @@ def read_weights(path: Path) -> Weights:
         raise BackboneError(f"{path} cannot be read as a weight file: {reason}.") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]  # a training checkpoint stores the optimiser beside the weights
+    if isinstance(state, Tensor):
+        state = {path.stem: state}
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise BackboneError(f"{path} is not a table of named tensors.")
     return Weights(path, {key.removeprefix("module."): value for key, value in state.items()})
@@ -180,11 +230,11 @@ def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     `parts` are named texts or hashes, such as the canonical JSON of the configuration and
     the hash of the tokenizer file; their order does not matter.
     """
-    record = {"weights": _known_sha256(weights), "parts": dict(parts)}
+    record = {"weights": known_sha256(weights), "parts": dict(parts)}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _known_sha256(path: Path) -> str:
+def known_sha256(path: Path) -> str:
     """The SHA-256 of a file, remembered while the file is unchanged.
 
     Hashing takes longer than encoding an image. A file that was written just now may change again
@@ -228,14 +278,24 @@ def key_table(model: nn.Module, names: Mapping[str, str]) -> KeyTable:
             key, *filled = (
                 name.replace("*", number) + (match["rest"] or "") for name in (theirs, *targets)
             )
+            key = key.removeprefix(".")  # of a tower without a prefix
             table[key] = tuple(filled)
     return table
 
 
 def assign_weights(
-    model: nn.Module, weights: Weights, table: KeyTable, *, ignored: Collection[str] = ()
+    model: nn.Module,
+    weights: Weights,
+    table: KeyTable,
+    *,
+    ignored: Sequence[str] = (),
+    transposed: Collection[str] = (),
 ) -> None:
-    """Fill every parameter of `model` as float32, or say exactly what disagrees."""
+    """Fill every parameter of `model` as float32, or say exactly what disagrees.
+
+    `ignored` are patterns of keys that no output depends on; `transposed` are matrices that a file
+    has with their inputs first.
+    """
     parameters = dict(model.named_parameters())
     state = weights.tensors
     wrong: list[str] = []
@@ -244,7 +304,7 @@ def assign_weights(
         if key not in state:
             continue
         tensor, shapes = state[key], [parameters[target].shape for target in targets]
-        expected = list(shapes[0])
+        expected = list(shapes[0])[:: -1 if key in transposed else 1]
         if len(targets) > 1:
             expected[0] = sum(shape[0] for shape in shapes)
         # Axes of length one are a matter of taste: [w] may be stored as [1, 1, w].
@@ -253,11 +313,14 @@ def assign_weights(
             wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {expected}")
             continue
         value = tensor.to(torch.float32)
+        if key in transposed:
+            value = value.T.contiguous()
         pieces = value.split([shape[0] for shape in shapes]) if len(targets) > 1 else (value,)
         for target, piece, shape in zip(targets, pieces, shapes, strict=True):
             new[target] = piece.reshape(shape)
     missing = [key for key in table if key not in state]
-    unexpected = [key for key in state if key not in table and key not in ignored]
+    ignores = re.compile("|".join(map(fnmatch.translate, ignored)) or "(?!)").match
+    unexpected = [key for key in state if key not in table and not ignores(key)]
     if missing or unexpected or wrong:
         raise _misfit(weights.file, missing, unexpected, wrong)
     model.load_state_dict(new, strict=True, assign=True)

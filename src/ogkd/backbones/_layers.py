@@ -73,6 +73,7 @@ class Block(nn.Module):
         hidden: Tensor,
         *,
         first_only: bool = False,
+        mask: Tensor | None = None,
         causal: bool = False,
         dropout: TextDropout | None = None,
         rate: float = 0.0,
@@ -84,7 +85,7 @@ class Block(nn.Module):
             states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
             for states in (self.query(normed[:, :count]), self.key(normed), self.value(normed))
         )
-        mixed = attend(query, key, value, causal=causal, dropout=dropout, rate=rate)
+        mixed = attend(query, key, value, mask=mask, causal=causal, dropout=dropout, rate=rate)
         hidden = hidden[:, :count] + self.ls1(self.proj(mixed.transpose(1, 2).flatten(2)))
         return self.add_mlp(hidden)
 
@@ -93,6 +94,31 @@ class Block(nn.Module):
         wide = self.act(self.fc1(self.norm2(hidden)))
         final: Tensor = hidden + self.ls2(self.fc2(wide))
         return final
+
+
+class CrossAttention(nn.Module):
+    """Queries of one width attend to tokens of another."""
+
+    def __init__(self, width: int, context: int, heads: int, out: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width)
+        self.key, self.value = nn.Linear(context, width), nn.Linear(context, width)
+        self.proj = nn.Linear(width, out)
+
+    def forward(self, query: Tensor, tokens: Tensor) -> Tensor:
+        """[B, Q, w] and [B, T, c] to [B, Q, o]."""
+        q, k, v = (
+            states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
+            for states in (self.query(query), self.key(tokens), self.value(tokens))
+        )
+        mixed: Tensor = self.proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        return mixed
+
+    def alone(self, tokens: Tensor) -> Tensor:
+        """What any query reads from each token if that is the only one, [B, T, o]."""
+        states: Tensor = self.proj(self.value(tokens))
+        return states
 
 
 def attend(

@@ -30,6 +30,8 @@ class TextSpec:
     # (SigLIP, which attends in both directions without a mask).
     end: int | None = None
     proj_bias: bool = False
+    # CONCH: a vector of its own after the text is projected; padding has this id.
+    summary_pad: int | None = None
 
 
 class TextTower(nn.Module):
@@ -43,7 +45,7 @@ class TextTower(nn.Module):
     def __init__(self, spec: TextSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.pads_fully = spec.end is None
+        self.pads_fully = spec.end is None and spec.summary_pad is None
         self.words = empty_embedding(spec.vocabulary, spec.width)
         self.positions = empty_embedding(spec.positions, spec.width)
         self.blocks = nn.ModuleList(
@@ -52,6 +54,8 @@ class TextTower(nn.Module):
         )
         self.norm = nn.LayerNorm(spec.width, spec.eps)
         self.proj = nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias)
+        if spec.summary_pad is not None:
+            self.summary = nn.Parameter(torch.empty(spec.width))
 
     def forward(
         self,
@@ -61,6 +65,8 @@ class TextTower(nn.Module):
         change: Any = None,
     ) -> Tensor:
         """Features [B, d], not normalised."""
+        if self.spec.summary_pad is not None:
+            return self._summarised(embeddings, tokens.mask, change)
         hidden = embeddings + self.positions.weight[: embeddings.shape[1]]
         rate, causal = self.spec.dropout, self.spec.end is not None
         for number, block in enumerate(self.blocks):
@@ -69,6 +75,31 @@ class TextTower(nn.Module):
             hidden = block(hidden, causal=causal, dropout=dropout, rate=rate)
         rows = torch.arange(len(hidden), device=hidden.device)
         features: Tensor = self.proj(self.norm(hidden[rows, self.ends(tokens)]))
+        return features
+
+    def _summarised(self, embeddings: Tensor, mask: Tensor, change: Any) -> Tensor:
+        """CONCH's reading: the vector stands at the last position and attends to the text.
+
+        As published, its mask is one position too late: it also attends to the padding after the
+        text, but to itself only where a text leaves no padding.
+        """
+        last = self.spec.positions - 1
+        if embeddings.shape[1] < last:
+            padding = self.words.weight[self.spec.summary_pad].expand(len(mask), 1, -1)
+            embeddings = torch.cat([embeddings, padding], dim=1)
+        length = embeddings.shape[1]
+        summary = (self.summary + self.positions.weight[last]).expand(len(mask), 1, -1)
+        hidden = torch.cat([embeddings + self.positions.weight[:length], summary], dim=1)
+        reads = torch.ones(length + 1, length + 1, dtype=torch.bool, device=mask.device).tril()
+        reads = reads.expand(len(mask), -1, -1).clone()  # [B, L, L]
+        reads[:, -1] = False
+        reads[:, -1, 0] = True
+        reads[:, -1, 1 : mask.shape[1] + 1] = mask
+        for number, block in enumerate(self.blocks):
+            if change is not None:
+                hidden = change.text(number, hidden)
+            hidden = block(hidden, mask=reads.unsqueeze(1))
+        features: Tensor = self.proj(self.norm(hidden[:, -1]))
         return features
 
     def ends(self, tokens: Tokens) -> Tensor:

@@ -1,7 +1,7 @@
 """A folder's tokenizer: texts to ids, and ids to padded rows between special tokens.
 
-`bert_tokenizer` is for open_clip folders, which describe a BERT; `folder_tokenizer` takes the
-tokenizer of a transformers folder as it is.
+`bert_tokenizer` is for the text towers that are a BERT; `folder_tokenizer` takes the tokenizer of a
+folder as it is.
 """
 
 from __future__ import annotations
@@ -109,13 +109,14 @@ def folder_tokenizer(
 
     `rows` is the number of embeddings; `pad_id` is used if the folder names no padding token.
     """
-    _, backend = _read_backend(folder, rows)
+    source, backend = _read_backend(folder, rows)
     settings = _read_settings(folder)
     named = "pad_token" in settings.model_fields_set
     padding = backend.token_to_id(settings.pad_token) if named else None
     if padding is None:
         padding = pad_id if pad_id is not None and 0 <= pad_id < rows else 0
-    tokenizer = Tokenizer(backend, (), (), int(padding), prepare)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    tokenizer = Tokenizer(backend, (), (), int(padding), prepare, digest)
     # What the tokenizer itself puts before and after a text.
     bare = backend.encode("a photo", add_special_tokens=False).ids
     full = backend.encode("a photo").ids
@@ -126,8 +127,10 @@ def folder_tokenizer(
     raise BackboneError(f"{folder} changes the ids of a text when it adds its special tokens.")
 
 
-def bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
-    """Build the tokenizer of an open_clip folder whose BERT has `rows` embeddings."""
+def bert_tokenizer(
+    folder: Path, *, rows: int, prepare: Callable[[str], str] = clean_text
+) -> Tokenizer:
+    """Build the tokenizer of a folder whose BERT has `rows` embeddings; open_clip cleans texts."""
     settings = _read_settings(folder)
     source, backend = _read_backend(folder, rows, wordpiece=True)
     # The letter case of tokenizer_config.json takes precedence, as in transformers.
@@ -150,7 +153,7 @@ def bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
         leading=(ids[0],),
         trailing=(ids[1],),
         pad_id=ids[2],
-        prepare=clean_text,
+        prepare=prepare,
         digest=hashlib.sha256(source.read_bytes() + used).hexdigest(),
     )
 

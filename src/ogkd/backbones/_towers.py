@@ -15,7 +15,6 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones._frozen import release_pages
 from ogkd.backbones._tokenizer import Tokenizer
-from ogkd.backbones._vit import ImageTower
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.backbones.builtin import phantom_domain
 from ogkd.errors import BackboneError
@@ -31,7 +30,7 @@ class Towers(nn.Module):
     `pads_fully`: whether texts must be padded to the full context.
     """
 
-    def __init__(self, image: ImageTower, text: Any) -> None:
+    def __init__(self, image: Any, text: Any) -> None:
         super().__init__()
         self.image, self.text = image, text
         self.logit_scale = nn.Parameter(torch.empty(()))

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ogkd.backbones._layers import ACTIVATIONS, Block, deep_blocks, deep_features, deep_parts
+from ogkd.backbones._layers import (
+    ACTIVATIONS,
+    Block,
+    CrossAttention,
+    deep_blocks,
+    deep_features,
+    deep_parts,
+)
 
 _CACHE = 16 * 2**20  # bytes; larger activations also need new memory pages at each call
 
@@ -29,10 +36,12 @@ class VisionSpec:
     patch: int
     image_size: int
     embed_dim: int
-    # "token", "avg", or "attention": SigLIP's, over patches without a class token
+    # "token", "avg", "attention" (SigLIP's, over patches without a class token), "query" (CONCH's)
     pool: str = "token"
     proj: str = "linear"  # "linear", "mlp" or "none"
     proj_bias: bool = False
+    proj_inner: int = 0  # width inside an MLP head; 0: twice embed_dim, as in open_clip
+    pool_heads: int = 0  # of "query"
     act: str = "gelu"
     eps: float = 1e-6
     patch_bias: bool = True
@@ -74,6 +83,25 @@ class AttentionPool(nn.Module):
         return final[:, 0]
 
 
+class QueryPool(nn.Module):
+    """CONCH's pooling: one learned query attends to all tokens, in the shared space already."""
+
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        width, d = spec.width, spec.embed_dim
+        self.query = nn.Parameter(torch.empty(1, 1, d))
+        self.query_norm, self.norm = nn.LayerNorm(d), nn.LayerNorm(width)
+        self.attention = CrossAttention(d, width, spec.pool_heads, d)
+        self.late_norm = nn.LayerNorm(d)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B, T, w] to what is pooled of all [B, d] and of each patch alone [B, P, d]."""
+        query = self.query_norm(self.query).expand(tokens.shape[0], -1, -1)
+        keys = self.norm(tokens)
+        pooled = self.late_norm(self.attention(query, keys)[:, 0])
+        return pooled, self.late_norm(self.attention.alone(keys[:, 1:]))
+
+
 class ImageTower(nn.Module):
     """Map pixels [B, 3, H, W] to projected features."""
 
@@ -101,7 +129,9 @@ class ImageTower(nn.Module):
         self.norm = _norm(spec, not spec.late_norm)
         self.late_norm = _norm(spec, spec.late_norm)
         if spec.pool == "attention":
-            self.pooling = AttentionPool(spec)
+            self.pooling: nn.Module = AttentionPool(spec)
+        elif spec.pool == "query":
+            self.pooling = QueryPool(spec)
         self.head = _head(spec)
 
     def forward(
@@ -163,6 +193,9 @@ class ImageTower(nn.Module):
         """
         if self.spec.pool == "attention":
             return self.pooling(tokens), tokens
+        if self.spec.pool == "query":
+            image, parts = self.pooling(tokens)
+            return self.head(image), self.head(parts)
         if self.spec.whole:
             projected = self.head(tokens)
             return projected[:, 0], projected[:, 1:]
@@ -194,7 +227,7 @@ def _head(spec: VisionSpec) -> nn.Module:
     if spec.proj == "none":
         return nn.Identity()
     if spec.proj == "mlp":
-        hidden = 2 * spec.embed_dim
+        hidden = spec.proj_inner or 2 * spec.embed_dim
         return nn.Sequential(
             OrderedDict(
                 fc1=nn.Linear(spec.width, hidden),
@@ -202,4 +235,5 @@ def _head(spec: VisionSpec) -> nn.Module:
                 fc2=nn.Linear(hidden, spec.embed_dim, bias=spec.proj_bias),
             )
         )
-    return nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias)
+    width = spec.embed_dim if spec.pool == "query" else spec.width
+    return nn.Linear(width, spec.embed_dim, bias=spec.proj_bias)

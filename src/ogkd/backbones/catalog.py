@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,11 +40,22 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    # None: found out from the files. "plugin": loaded by a function of another package.
-    format: Literal["builtin", "open_clip", "transformers", "plugin"] | None = None
+    # Of a folder (`_folder.FORMATS`, layouts.toml), or "builtin". None: told by the files.
+    # "plugin": loaded by a function of another package.
+    format: str | None = None
     hub_id: Annotated[str, Field(pattern=f"^{_HUB_ID.pattern}$")] | None = None
     revision: str | None = None
     weights: str | None = None
+    also: tuple[str, ...] = ()  # weight files besides
+    dataset: bool = False  # the hub's repository is one of data
+    texts: str | None = None  # the hub's repository with the tokenizer
+    tokenizer: str | None = None  # the URL of its tokenizer.json
+    model_cfg: dict[str, Any] | None = None  # for open_clip_config.json, if none is published
+    obtain: str = ""  # where to get a model that is not on the hub
+    missing: str = ""  # why the model cannot be loaded
+    signature: str = ""  # how a folder of such a model is recognised: `model_type`, or a key
+    parameters: Annotated[int, Field(gt=0)] | None = None  # in millions
+    patches: Literal["trained", "projected", "roughly", ""] = ""  # how they are in the shared space
     size: Annotated[int, Field(gt=0)] | None = None
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     licence: str
@@ -57,6 +68,13 @@ class Record(BaseModel):
     def folder(self) -> Path:
         """Where its files are stored once fetched."""
         return cache_dir() / "backbones" / self.name.replace("/", "--")
+
+    def require_loadable(self) -> None:
+        """Raise if it is known that it cannot be loaded."""
+        if self.missing:
+            raise BackboneError(
+                f"{self.name} cannot be loaded: {self.missing}", argument="backbone"
+            )
 
 
 def register_backbone(name: str, loader: Loader) -> None:

@@ -68,7 +68,7 @@ def depth(backbone: Backbone) -> int:
     """The blocks of the tower that has fewer."""
     model = towers_of(backbone).model
     texts = model.text.blocks if hasattr(model.text, "blocks") else model.text.bert.encoder.layer
-    return min(model.image.spec.depth, len(texts))
+    return int(min(model.image.spec.depth, len(texts)))
 
 
 def with_change(backbone: Backbone, change: Change, fingerprint: str) -> Backbone:

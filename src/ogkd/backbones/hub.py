@@ -20,11 +20,18 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, Repositor
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import FORMAT_HELP, FORMATS, detect_format, peek, read_weights
+from ogkd.backbones._folder import (
+    FORMAT_HELP,
+    FORMATS,
+    PLAIN_WEIGHTS,
+    detect_format,
+    peek,
+    read_weights,
+)
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.backbones.loading import load_backbone, resolve
-from ogkd.download import HUB, hub_offline, mirrored
+from ogkd.download import HUB, download, hub_offline, mirrored
 from ogkd.errors import BackboneError, OgkdError, StorageError
 from ogkd.files import (
     exclusive_lock,
@@ -58,7 +65,9 @@ def published_outputs() -> dict[str, Any]:
     return outputs
 
 
-def hub_files(hub_id: str, *names: str, revision: str = "main") -> dict[str, Path]:
+def hub_files(
+    hub_id: str, *names: str, revision: str = "main", dataset: bool = False
+) -> dict[str, Path]:
     """Those of a repository's files that there are; without a network, those in the hub's cache."""
     files = {}
     for name in names:
@@ -68,6 +77,7 @@ def hub_files(hub_id: str, *names: str, revision: str = "main") -> dict[str, Pat
                     hub_id,
                     name,
                     revision=revision,
+                    repo_type="dataset" if dataset else "model",
                     cache_dir=constants.HF_HUB_CACHE,
                     endpoint=mirrored(HUB),
                     # Read here, not at import: a program may set it after it has started.
@@ -80,9 +90,8 @@ def hub_files(hub_id: str, *names: str, revision: str = "main") -> dict[str, Pat
         except Exception as error:  # from HTTP, the file transfer or the operating system
             reasons = (text for kind, text in _REFUSALS.items() if isinstance(error, kind))
             reason = next(reasons, f"cannot be fetched now ({error})")
-            raise BackboneError(
-                f"{hub_id} {reason}: {mirrored(HUB)}/{hub_id}", argument="backbone"
-            ) from error
+            page = f"{mirrored(HUB)}/{'datasets/' if dataset else ''}{hub_id}"
+            raise BackboneError(f"{hub_id} {reason}: {page}", argument="backbone") from error
         files[name] = Path(path)
     return files
 
@@ -116,31 +125,48 @@ def present_backbones() -> list[str]:
 
 def fetch(record: Record) -> Path:
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
+    record.require_loadable()
     if record.hub_id is None:
-        raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
+        why = record.obtain or "is part of a package: there is nothing to fetch."
+        raise BackboneError(f"{record.name} {why}", argument="backbone")
     with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
-        get = partial(hub_files, record.hub_id, revision=record.revision or "main")
-        markers = get(*(kind.marker for kind in FORMATS.values()))
-        kind: str | None = record.format
+        revision, dataset = record.revision or "main", record.dataset
+        get = partial(hub_files, record.hub_id, revision=revision, dataset=dataset)
+        markers = get(*{kind.marker: None for kind in FORMATS.values()})
+        kind = record.format
         if kind is None and markers:
-            kind = detect_format(next(iter(markers.values())).parent)
-        if kind is None or FORMATS[kind].marker not in markers:
+            kind = detect_format(next(iter(markers.values())).parent, complete=False)
+        marker = FORMATS[kind].marker if kind in FORMATS else ""
+        if kind is None or (marker and marker not in markers and not record.model_cfg):
             raise _lacking(record, FORMAT_HELP)
-        marker = markers[FORMATS[kind].marker]
-        files = {marker.name: marker, **get(*_SMALL)}
+        files = get(*_SMALL)
         if kind == "open_clip":
-            files |= _text_files(marker, files)
-        candidates = (record.weights,) if record.weights else FORMATS[kind].weights
-        weights = next((path for name in candidates for path in get(name).values()), None)
-        if weights is None:
-            raise _lacking(record, f"weight file {' or '.join(candidates)}")
-        _check_digest(record, weights)
+            files = _open_clip_files(files, markers.get(marker))
+        if record.texts:
+            files = hub_files(record.texts, *_TOKENIZER) | files
+        usual = FORMATS[kind].weights if kind in FORMATS else PLAIN_WEIGHTS
+        names = (record.weights,) if record.weights else usual
+        weights = [path for name in names for path in get(name).values()][:1]
+        weights += get(*record.also).values()
+        if len(weights) != 1 + len(record.also):
+            raise _lacking(record, f"weight file {' or '.join(names)}")
+        _check_digest(record, weights[0])
         images = published_outputs()["probabilities"] if record.examples else ()
         examples = get(*(f"{record.examples}/{name}" for name in images))
         _keep(record, kind, files, weights, examples)
     return record.folder
+
+
+def _open_clip_files(files: dict[str, Path], marker: Path | None) -> dict[str, Path]:
+    """The configuration, and BERT's from the repositories that it names; not a CLIPModel's."""
+    if peek(files.get("config.json", Path()), "model_type") in FORMATS["transformers"].values:
+        del files["config.json"]
+    if marker is None:
+        return files
+    files = {marker.name: marker, **files}
+    return files | _text_files(marker, files)
 
 
 def _lacking(record: Record, what: str) -> BackboneError:
@@ -179,20 +205,25 @@ def _check_digest(record: Record, path: Path) -> None:
 
 
 def _keep(
-    record: Record, kind: str, files: dict[str, Path], weights: Path, examples: dict[str, Path]
+    record: Record,
+    kind: str,
+    files: dict[str, Path],
+    weights: list[Path],
+    examples: dict[str, Path],
 ) -> None:
     """Write the backbone's folder in the cache."""
     with folder_atomically(record.folder) as aside:
         for name, file in files.items():
             shutil.copyfile(file, aside / name)
-        stored = aside / FORMATS[kind].weights[0]
-        if weights.suffix == ".safetensors":
-            try:
-                os.link(weights.resolve(), stored)  # the same bytes, if the file system allows it
-            except OSError:
-                shutil.copyfile(weights, stored)
-        else:
-            _convert(weights, stored)
+        if record.model_cfg and not (aside / FORMATS["open_clip"].marker).exists():
+            write_json(aside / FORMATS["open_clip"].marker, {"model_cfg": record.model_cfg})
+        if record.tokenizer:
+            download(mirrored(record.tokenizer), aside / "tokenizer.json")
+        # By the format's name, unless it has none or there are several.
+        usual = FORMATS[kind].weights[:1] if kind in FORMATS and len(weights) == 1 else ()
+        stored = [aside / name for name in usual or (f"{p.stem}.safetensors" for p in weights)]
+        for path, target in zip(weights, stored, strict=True):
+            _keep_weights(path, target)
         facts = {
             path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
             for path in sorted(aside.iterdir())
@@ -202,10 +233,10 @@ def _keep(
             "name": record.name,
             "format": kind,
             "hub_id": record.hub_id,
-            "revision": weights.parent.name,
+            "revision": weights[0].parent.name,
             "licence": record.licence,
-            "original": {"file": weights.name, "sha256": sha256_file(weights)},
-            "weights": {"file": stored.name, **facts[stored.name]},
+            "original": {"file": weights[0].name, "sha256": sha256_file(weights[0])},
+            "weights": {"file": stored[0].name, **facts[stored[0].name]},
             "files": facts,
         }
         write_json(aside / _SOURCE, source)
@@ -214,8 +245,14 @@ def _keep(
             shutil.copyfile(file, aside / EXAMPLES / file.name)
 
 
-def _convert(path: Path, target: Path) -> None:
-    """Convert a .bin file, read without running code, to safetensors."""
+def _keep_weights(path: Path, target: Path) -> None:
+    """Link a file in safetensors; convert another, read without running code."""
+    if path.suffix == ".safetensors":
+        try:
+            os.link(path.resolve(), target)  # the same bytes, if the file system allows it
+        except OSError:
+            shutil.copyfile(path, target)
+        return
     # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
     stored = read_weights(path).tensors
     tensors = {key: value.detach().clone().contiguous() for key, value in stored.items()}

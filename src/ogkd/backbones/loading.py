@@ -7,17 +7,26 @@ from pathlib import Path
 
 import torch
 
-from ogkd.backbones._folder import FORMAT_HELP, detect_format
+from ogkd.backbones._folder import (
+    FORMAT_HELP,
+    detect_format,
+    layouts,
+    peek,
+    weight_keys,
+)
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.builtin import BUILTIN_FOLDER
-from ogkd.backbones.catalog import Record, find_record, hub_record, loaders
+from ogkd.backbones.catalog import Record, catalog, find_record, hub_record, loaders
+from ogkd.backbones.checkpoint_format import load_checkpoint
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
 
-_LOADERS = {"open_clip": load_open_clip, "transformers": load_transformers}
+_LOADERS = {"open_clip": load_open_clip, "transformers": load_transformers} | dict.fromkeys(
+    layouts("checkpoints"), load_checkpoint
+)
 
 
 def load_backbone(
@@ -54,6 +63,7 @@ def _load(wanted: str | Path, device: torch.device) -> Backbone:
             return loaded
         kind = type(loaded).__name__
         raise BackboneError(f"The loader of the backbone '{source.name}' returned a {kind}.")
+    source.require_loadable()
     from ogkd.backbones.hub import fetch, present
 
     return load_folder(present(source) or fetch(source), name=source.name, device=device)
@@ -85,8 +95,20 @@ def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
     """Load the model in a local folder, whatever its format, without a network."""
     load = _LOADERS.get(detect_format(folder) or "")
     if load is None:
+        if record := recognise(folder):
+            record.require_loadable()
         raise BackboneError(f"{folder} has no {FORMAT_HELP}.", argument="backbone")
     return load(folder, name=name, device=device)
+
+
+def recognise(folder: Path) -> Record | None:
+    """The model in a folder, if it is one of those that are known and cannot be loaded."""
+    signs = {str(peek(folder / "config.json", "model_type")), *weight_keys(folder)}
+    signs |= {path.name for path in folder.iterdir()}
+    for record in catalog().values():
+        if record.signature and any(sign.startswith(record.signature) for sign in signs):
+            return record
+    return None
 
 
 def resolve_device(device: str) -> torch.device:

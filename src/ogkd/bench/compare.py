@@ -9,9 +9,9 @@ import functools
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -77,17 +77,17 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> pd.DataFrame:
             names.setdefault(name, cell.spec.dataset)
     different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
     methods = {cell.label: cell.spec.method for cell in plan.cells}
-    parts = [*summary.parts, *(["hm", "mean-hm"] if "novel" in summary.parts else [])]
     rows = []
     for label, condition in itertools.product(summary.labels, summary.conditions):
         if condition.value is not None:
             continue  # a swept setting: the paper has figures of these, but no tables
         theirs = _candidates(plan, label, methods[label], condition)
-        key = {"method": label, "K": condition.shots, "flips": condition.flips}
-        for part in parts:
-            average = functools.partial(summary.average, label, condition, part)
-            beside = _compare_part(average, part, theirs, names, different)
-            rows += [key | {"part": part} | row for row in beside]
+        for part in summary.parts:
+            key = {"method": label, "K": condition.shots, "flips": condition.flips, "part": part}
+            for number in _counterparts(part, theirs, names, different):
+                average = summary.average(label, condition, part, number.ours)
+                if average is not None:
+                    rows.append(key | _beside(average, number))
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
@@ -118,77 +118,69 @@ def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> pd
     return rows[(rows["setting"] == "") & (rows["method"] == method)]
 
 
-def _compare_part(
-    average_of: Callable[[Sequence[str]], Average | None],
-    part: str,
-    theirs: pd.DataFrame,
-    names: Mapping[str, str],
-    different: Mapping[str, str],
-) -> Iterator[dict[str, Any]]:
-    """A row's datasets and their average beside `theirs`, what the paper prints for the row.
+class Published(NamedTuple):
+    """A published number, and which of our datasets its counterpart is an average of."""
+
+    table: str
+    dataset: str  # a benchmark, or AVERAGE
+    value: float
+    ours: list[str]
+    note: str
+    comparable: bool
+
+
+def _counterparts(
+    part: str, theirs: pd.DataFrame, names: Mapping[str, str], different: Mapping[str, str]
+) -> Iterator[Published]:
+    """A part of what the paper prints for a row, `theirs`: datasets, then their average.
 
     `names` are our datasets by benchmark; `different` says how one's images or classes differ.
     Averages are over the datasets with the benchmark's classes, on both sides.
     """
     rows = theirs[theirs["part"] == part.removeprefix("mean-")]
     table, printed = next(iter(rows["table"]), ""), rows.set_index("dataset")["value"].to_dict()
+    average = printed.pop(AVERAGE, None)
+    for name in printed if part != "mean-hm" else ():
+        if name in names:
+            note = different.get(names[name], "")
+            yield Published(table, name, printed[name], [names[name]], note, not note)
     # The paper has no base-to-novel numbers of some benchmarks.
     records = benchmarks().items()
     every = [name for name, record in records if record.base_to_novel or part == "test"]
-    only_average = len(printed) == 1
-    ours = {name: names[name] for name in (every if only_average else printed) if name in names}
-    for name, dataset in ours.items() if part != "mean-hm" else ():
-        if name in printed:
-            notes = [different[dataset]] if dataset in different else []
-            row = {"table": table, "dataset": name}
-            yield from _beside(average_of([dataset]), row, printed[name], notes, not notes)
+    ours = [name for name in (printed or every) if name in names]
+    same = [name for name in ours if names[name] not in different]
     # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-    if AVERAGE in printed and not (part == "mean-hm" and only_average):
-        yield from _compare_average(average_of, part, theirs, ours, different, every)
-
-
-def _compare_average(
-    average_of: Callable[[Sequence[str]], Average | None],
-    part: str,
-    theirs: pd.DataFrame,
-    ours: Mapping[str, str],
-    different: Mapping[str, str],
-    every: Sequence[str],
-) -> Iterator[dict[str, Any]]:
-    """The row of the average, over the datasets with the benchmark's classes."""
-    same = [name for name, dataset in ours.items() if dataset not in different]
-    if not same:
+    if average is None or not same or (part == "mean-hm" and not printed):
         return
-    rows = theirs[theirs["part"] == part.removeprefix("mean-")]
-    value = printed = float(rows.set_index("dataset")["value"][AVERAGE])
-    only_average, notes = len(rows) == 1, []
-    if only_average and set(same) != set(every):
-        notes = [f"ours: {len(same)} of {len(every)} datasets"]
-    elif not only_average:
+    value, notes, complete = average, [], len(same) == len(every)
+    if printed:
         value = _published_average(theirs.set_index(["part", "dataset"])["value"], part, same)
-        if len(same) < len(every):
+        if not complete:
             notes = [f"both over {len(same)} datasets"]
-        elif abs(value - printed) > _ROUNDING:
-            notes = [f"printed: {printed:.2f}"]
-    comparable = not (only_average and notes)
-    if other := [f"{name} ({different[ours[name]]})" for name in ours if name not in same]:
+        elif abs(value - average) > _ROUNDING:
+            notes = [f"printed: {average:.2f}"]
+    elif not complete:
+        notes = [f"ours: {len(same)} of {len(every)} datasets"]
+    if other := [f"{name} ({different[names[name]]})" for name in ours if name not in same]:
         notes.append(f"left out: {', '.join(other)}")
-    row = {"table": next(iter(rows["table"])), "dataset": AVERAGE}
-    yield from _beside(average_of([ours[name] for name in same]), row, value, notes, comparable)
+    comparable = bool(printed) or complete
+    averaged = [names[name] for name in same]
+    yield Published(table, AVERAGE, value, averaged, "; ".join(notes), comparable)
 
 
-def _beside(
-    average: Average | None, row: dict[str, Any], value: float, notes: list[str], comparable: bool
-) -> Iterator[dict[str, Any]]:
-    """The row with our average beside a published value; nothing without finished runs."""
-    if average is None:
-        return
-    if not average.complete:
-        notes = [f"{average.done} of {average.planned} are finished", *notes]
+def _beside(average: Average, published: Published) -> dict[str, Any]:
+    """Our average beside a published number."""
+    unfinished = f"{average.done} of {average.planned} are finished"
+    comparable = published.comparable and average.complete
     ours = 100 * average.value
-    difference = ours - value if comparable and average.complete else math.nan
-    facts = {"ours": ours, "published": value, "difference": difference}
-    yield row | facts | {"note": "; ".join(notes)}
+    return {
+        "table": published.table,
+        "dataset": published.dataset,
+        "ours": ours,
+        "published": published.value,
+        "difference": ours - published.value if comparable else math.nan,
+        "note": "; ".join(filter(None, ["" if average.complete else unfinished, published.note])),
+    }
 
 
 def _published_average(values: pd.Series, part: str, datasets: Sequence[str]) -> float:
@@ -300,19 +292,20 @@ def compare_labels(
 
     None for a column in which they have no common runs (yet); DataError if that is so in all.
     """
-    planned: dict[str, dict[Condition, None]] = {}  # the columns of each row, in the plan's order
-    for cell in plan.cells:
-        planned.setdefault(cell.label, {})[condition_of(cell.spec, plan.sweep)] = None
+    # The runs of each row and column, in the plan's order.
+    runs: dict[tuple[str, Condition], list[FinishedRun]] = {
+        (cell.label, condition_of(cell.spec, plan.sweep)): [] for cell in plan.cells
+    }
     for label in (a, b):
-        if label not in planned:
+        if label not in {name for name, _ in runs}:
             raise ConfigError(f"Plan '{plan.name}' has no row '{label}'.", argument="methods")
-    runs: dict[tuple[str, Condition], list[FinishedRun]] = {}
     for label, run in folder.finished(plan):
-        runs.setdefault((label, condition_of(run.spec, plan.sweep)), []).append(run)
+        runs[label, condition_of(run.spec, plan.sweep)].append(run)
     columns: dict[Condition, pd.DataFrame | None] = {}
-    for condition in (column for column in planned[a] if column in planned[b]):
-        both = [runs.get((label, condition), []) for label in (a, b)]
-        columns[condition] = compare_methods(*both, part=part) if paired_runs(*both) else None
+    for label, condition in runs:
+        if label == a and (b, condition) in runs:
+            both = runs[a, condition], runs[b, condition]
+            columns[condition] = compare_methods(*both, part=part) if paired_runs(*both) else None
     if all(frame is None for frame in columns.values()):
         raise DataError(f"'{a}' and '{b}' have no common dataset and seed in '{plan.name}'.")
     return columns

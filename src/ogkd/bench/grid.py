@@ -1,6 +1,6 @@
 """Grids: which datasets, methods, shots, seeds and settings a benchmark runs.
 
-A grid is a TOML file. The package's own are eleven protocols in three variants (protocols/).
+A grid is a TOML file. The package's own are ten protocols in three variants (protocols/).
 Settings are tuned by a grid, too: a random search whose trials are rows that are judged on
 validation images, so that they are resumable, share features and passes, and test images stay
 unseen.
@@ -9,10 +9,8 @@ unseen.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -41,6 +39,8 @@ from ogkd.records import first_problem
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
 _DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
+_PHANTOMS = {"train": 16, "val": 4, "test": 20}
+_Drawn = Annotated[int, Field(ge=1, le=MOST_IMAGES)]
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Tuned = dict[str, dict[str, dict[str, Any]]]
@@ -58,17 +58,10 @@ class GridRow(_Record):
     label: str = ""
     preset: str | None = None  # instead of the grid's
     settings: dict[str, Any] = {}
-    sweep: bool = True  # False: this row is run once, not for every value of the sweep
 
     @property
     def name(self) -> str:
         return self.label or self.method
-
-
-class PhantomCounts(_Record):
-    train: int = Field(default=16, ge=1, le=MOST_IMAGES)
-    val: int = Field(default=4, ge=1, le=MOST_IMAGES)
-    test: int = Field(default=20, ge=1, le=MOST_IMAGES)
 
 
 class Grid(_Record):
@@ -97,7 +90,7 @@ class Grid(_Record):
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
     rows: list[GridRow] = []
-    phantoms: PhantomCounts = PhantomCounts()
+    phantoms: dict[Literal["train", "val", "test"], _Drawn] = {}  # images of each class
 
     @property
     def swept(self) -> list[str]:
@@ -182,7 +175,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    counts = grid.phantoms.model_dump()
+    counts = _PHANTOMS | {str(split): count for split, count in grid.phantoms.items()}
     sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, sources)
@@ -241,7 +234,7 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     if grid.tuned is not None:
         common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
     over = {key: value for key, value in grid.over.items() if key.split(".")[0] in fields}
-    axis, values = next(iter(grid.sweep.items()), ("", [None])) if row.sweep else ("", [None])
+    axis, values = next(iter(grid.sweep.items()), ("", [None]))
     for value in values:
         settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
@@ -347,13 +340,9 @@ def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
 def _draws(
     numbers: Mapping[str, Sequence[float]], trials: int, seed: int
 ) -> list[dict[str, float]]:
-    rng = random.Random(f"tune {seed}")
-    count = min(trials - 1, math.prod(len(values) for values in numbers.values()))
-    draws: dict[tuple[float, ...], dict[str, float]] = {}
-    while len(draws) < count:
-        drawn = {name: rng.choice(values) for name, values in numbers.items()}
-        draws.setdefault(tuple(drawn.values()), drawn)
-    return [{}, *draws.values()]
+    possible = list(itertools.product(*numbers.values()))
+    drawn = random.Random(f"tune {seed}").sample(possible, min(trials - 1, len(possible)))
+    return [{}, *(dict(zip(numbers, values, strict=True)) for values in drawn)]
 
 
 def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
@@ -362,22 +351,20 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
     The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
     classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
     """
-    trials: dict[tuple[str, str], list[FinishedRun]] = {}
-    for label, run in folder.finished(plan):
-        trials.setdefault((label, run.spec.dataset), []).append(run)
+    finished = {run.spec.hash: run for _, run in folder.finished(plan)}
+    # The trials of each method on a dataset, by label.
+    searches: dict[tuple[str, str], dict[str, list[FinishedRun]]] = {}
+    for label, spec in ((cell.label, cell.spec) for cell in plan.cells):
+        if spec.hash not in finished:
+            raise DataError(f"Trial '{label}' on {spec.dataset} is not finished in {folder.root}.")
+        trials = searches.setdefault((spec.method, spec.dataset), {})
+        trials.setdefault(label, []).append(finished[spec.hash])
     best: Tuned = {}
-    scores: dict[tuple[str, str], tuple[float, float]] = {}
-    for trial, count in Counter((cell.label, cell.spec.dataset) for cell in plan.cells).items():
-        runs = trials.get(trial, [])
-        if len(runs) < count:
-            raise DataError(f"Trial '{trial[0]}' on {trial[1]} is not finished in {folder.root}.")
-        score = (_mean(runs, "accuracy"), -_mean(runs, "nll"))
-        spec = runs[0].spec
-        if score > scores.get((spec.method, spec.dataset), (-math.inf, -math.inf)):
-            scores[spec.method, spec.dataset] = score
-            tunable = METHODS[spec.method].tunable
-            kept = {key: spec.settings[key] for key in tunable if key in spec.settings}
-            best.setdefault(spec.method, {})[spec.dataset] = kept
+    for (method, dataset), trials in searches.items():
+        runs = max(trials.values(), key=lambda runs: (_mean(runs, "accuracy"), -_mean(runs, "nll")))
+        tunable = METHODS[method].tunable
+        kept = {key: value for key, value in runs[0].spec.settings.items() if key in tunable}
+        best.setdefault(method, {})[dataset] = kept
     return best
 
 

@@ -16,9 +16,8 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,16 +61,10 @@ class RunSpec(FrozenRecord):
     backbone: str = "builtin"
     judge: Literal["test", "val"] = "test"  # the images that it is judged on
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """The name of the run's folder: 20 hex digits of the specification's SHA-256."""
         return hashlib.sha256(self.without().encode()).hexdigest()[:20]
-
-    def __copy__(self) -> Self:
-        """A copy without the cached hash: `model_copy` may change fields of it."""
-        copy = super().__copy__()
-        copy.__dict__.pop("hash", None)
-        return copy
 
     @property
     def of_phantoms(self) -> bool:

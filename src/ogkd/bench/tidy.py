@@ -7,8 +7,7 @@ Every average and every spread that the benchmark prints or draws is defined her
   datasets' own harmonic means.
 - The spread (±, bands) is the population standard deviation over seeds of that same quantity:
   of a dataset's values, or, for several datasets, of their average at each seed that all of them
-  have. One seed has no spread (NaN). Rows of adapters as the benchmark ran them have its own
-  spread, 1.96 standard deviations / sqrt(seeds) (fidelity.md, 53).
+  have. One seed has no spread (NaN).
 
 Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
 say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
@@ -18,10 +17,10 @@ with 1.4 to 8.3 points it looks like the rejected one. So published spreads are 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,6 @@ from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.cells import escape_formula
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
-from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
 _FACTS = {"together", "device", "engine", "versions"}
@@ -110,8 +108,7 @@ def _over_datasets(part: str, table: NDArray[np.float64]) -> float:
     return float(table.mean())
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(NamedTuple):
     """An average with its spread, and how much of what was planned is in it."""
 
     value: float
@@ -157,51 +154,55 @@ class Summary:
         }
         self.labels = list(frame["label"].unique())
         self.datasets = list(frame["dataset"].unique())
-        self.parts = sorted(frame["part"].unique())  # that are measured
+        self.parts = sorted(frame["part"].unique())
+        # A harmonic mean of errors would be good if the smaller of the two is.
+        if "base" in self.parts and not self.metric.lower_is_better:
+            self.parts += ["hm", "mean-hm"]
         self.conditions = sorted({condition for _, condition in self._scores}, key=Condition.order)
         self.rows_compete = len(self._scores) > len(self.conditions)  # any column has two rows
-        # Rows whose runs are all as the benchmark ran its adapters.
-        others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
-        self.benchmarked = [label for label in self.labels if label not in others]
-
-    def scores(
-        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
-    ) -> pd.DataFrame:
-        """(measured part, dataset) x seed; only datasets with a finished run of each part."""
-        scores = self._scores.get((label, condition))
-        if scores is None:
-            return pd.DataFrame()
-        scores = scores.loc[scores.index.isin(measured(part), level="part")].dropna(how="all")
-        counts = scores.groupby(level="dataset").size()
-        names = counts.index[counts == len(measured(part))]
-        if datasets is not None:
-            names = names.intersection(datasets)
-        return scores.loc[scores.index.isin(names, level="dataset")]
 
     def average(
-        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
+        self, label: str, condition: Condition, part: str, datasets: Sequence[str]
     ) -> Average | None:
-        """The average over datasets, or over the seeds of a single one; None without any run."""
-        names = self.datasets if datasets is None else datasets
-        scores = self.scores(label, condition, part, names)
+        """The average over datasets, or over the seeds of a single one; None without any run.
+
+        Only datasets with a finished run of each measured part count.
+        """
+        if (label, condition) not in self._scores:
+            return None
+        scores = self._scores[label, condition]
+        chosen = scores.index.isin(measured(part), level="part")
+        chosen &= scores.index.isin(datasets, level="dataset")
+        scores = scores[chosen].dropna(how="all")
+        names = scores.index.get_level_values("dataset")
+        if len(measured(part)) > 1:
+            scores = scores[names.duplicated(keep=False)]  # both parts
         if scores.empty:
             return None
         value, std = average_and_spread(part, scores)
-        seeds = int(scores.notna().all().sum())
-        if label in self.benchmarked and seeds:
-            std *= 1.96 / math.sqrt(seeds)
         planned = scores.shape[1]
-        if len(names) == 1:
-            return Average(value, std, seeds, planned)
+        if len(datasets) == 1:
+            return Average(value, std, int(scores.notna().all().sum()), planned)
         finished = scores.notna().groupby(level="dataset").all().sum(axis=1)
-        return Average(value, std, int((finished == planned).sum()), len(names))
+        return Average(value, std, int((finished == planned).sum()), len(datasets))
 
+    def averages(self, groups: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+        """The planned averages over groups of datasets: NaN without any run.
 
-def _as_benchmarked(spec: RunSpec) -> bool:
-    """Whether a run's method is an adapter or probe as the benchmark ran it."""
-    method = METHODS.get(spec.method)
-    rival = method is not None and issubclass(method.Config, RivalConfig)
-    return rival and spec.settings.get("fidelity") == "released"
+        Columns: group (its name), many (whether it is of several datasets), condition, label,
+        part, and those of an Average.
+        """
+        nothing = Average(math.nan, math.nan, 0, 0)
+        rows = [
+            (name, len(datasets) > 1, condition, label, part)
+            + (self.average(label, condition, part, datasets) or nothing)
+            for (name, datasets), condition, label, part in itertools.product(
+                groups.items(), self.conditions, self.labels, self.parts
+            )
+            if (label, condition) in self._scores
+        ]
+        columns = ["group", "many", "condition", "label", "part", *Average._fields]
+        return pd.DataFrame(rows, columns=columns)
 
 
 def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigError:
@@ -228,9 +229,7 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
         title = "phantoms' own" if run.spec.of_phantoms else "templates"
         if (bank := run.spec.bank) is not None:
             title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
-        digests = banks.setdefault(title, set())
-        if run.result.bank_sha256:
-            digests.add(run.result.bank_sha256)
+        banks.setdefault(title, set()).update(filter(None, [run.result.bank_sha256]))
     words = []
     for title, digests in banks.items():
         digest = " ".join(sorted(digests))
@@ -248,8 +247,8 @@ def changed_settings(plan: Plan) -> str:
     rows: dict[str, dict[str, None]] = {}  # the labels of each text
     for cell in plan.cells:
         # Of a dataset's own preset ("paper/few-shot/busi") its kind.
-        kind, slash, _ = (cell.spec.preset or "").rpartition("/")
-        preset = f"{kind}/{{dataset}}" if slash else cell.spec.preset
+        kind, slash, preset = (cell.spec.preset or "").rpartition("/")
+        preset = f"{kind}/{{dataset}}" if slash else preset
         changes = {"preset": preset} if preset else {}
         for name, value in (changes | cell.spec.settings).items():
             if name != plan.sweep:

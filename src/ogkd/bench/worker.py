@@ -9,7 +9,7 @@ a dead worker leaves.
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
 import math
 import os
 import platform
@@ -22,13 +22,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from filelock import FileLock, Timeout
+from pydantic import AfterValidator
 
 from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, group_runs
-from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder, RunSpec
+from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
@@ -39,82 +41,50 @@ from ogkd.progress import progress_bar
 MOST_ATTEMPTS = 3  # at a group whose processes die
 _COSTS = {"instant": 0, "seconds": 1, "minutes": 2, "slow": 3}
 _PAUSE = 0.5  # seconds between two looks at other processes
-_ERROR = 2  # exit code of a worker that reports an error, which ends all
+_ERROR = 2  # exit code of a worker that met an error which must end all
 # The job is read before the slow imports, so that the command need not wait to write it.
 _WORKER = "import sys; job = sys.stdin.readline(); from ogkd.bench import worker; worker.main(job)"
 Notify = Callable[[], object]
 
 
 class Job(FrozenRecord):
-    """Everything that a worker in another process needs."""
+    """Everything that a worker in another process needs; its working folder may be another."""
 
-    out: str  # the folder of runs
-    specs: tuple[RunSpec, ...]
+    out: Annotated[Path, AfterValidator(Path.absolute)]  # the folder of runs
+    plan: Plan
     sources: dict[str, Source]
-    backbone: str  # its name, or its path on this machine
+    backbone: Annotated[str, AfterValidator(absolute)]  # its name, or its path
     device: str = "auto"
     engine: str = "torch"  # that encodes images
     threads: int | None = None
 
     def groups(self) -> list[RunGroup]:
-        return claim_order(group_runs(self.specs))
+        """Expensive methods and many images first, so that no long group starts last.
 
+        Equals take turns by dataset: one worker encodes a dataset while others wait for it.
+        """
+        turns = Counter[str]()
 
-def make_job(
-    folder: RunsFolder,
-    plan: Plan,
-    sources: Mapping[str, Source],
-    backbone: str,
-    device: str = "auto",
-    engine: str = "torch",
-) -> Job:
-    """The job of a plan; paths are absolute: a worker elsewhere has another working folder."""
-    return Job(
-        out=str(folder.root.absolute()),
-        specs=tuple(plan.specs.values()),
-        sources=dict(sources),
-        backbone=absolute(backbone),
-        device=device,
-        engine=engine,
-    )
+        def order(group: RunGroup) -> tuple[float, ...]:
+            spec = group[0]
+            turns[spec.dataset] += 1
+            cost = _COSTS.get(METHODS[spec.method].cost, 1)
+            return -cost, -len(group) * (spec.shots or math.inf), turns[spec.dataset]
 
-
-def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
-    """Expensive methods and many images first, so that no long group starts last.
-
-    Equals take turns by dataset: one worker encodes a dataset while others wait for it.
-    """
-    turns = Counter[str]()
-
-    def order(group: RunGroup) -> tuple[float, ...]:
-        spec = group[0]
-        turns[spec.dataset] += 1
-        cost = _COSTS.get(METHODS[spec.method].cost, 1)
-        return -cost, -len(group) * (spec.shots or math.inf), turns[spec.dataset]
-
-    return sorted(groups, key=order)
+        return sorted(group_runs(list(self.plan.specs.values())), key=order)
 
 
 def work(job: Job, notify: Notify = lambda: None) -> None:
-    """Run every group of a job that no other process has run or is running."""
+    """Run every group of a job; return when all are settled, here or by other processes.
+
+    `notify` is called whenever results or failures were written.
+    """
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     runner = Runner(
         lambda: load_backbone(job.backbone, device=job.device, engine=job.engine), job.sources
     )
-    run_groups(RunsFolder(Path(job.out)), job.groups(), runner, notify)
-
-
-def run_groups(
-    folder: RunsFolder,
-    groups: Sequence[RunGroup],
-    runner: Runner,
-    notify: Notify = lambda: None,
-) -> None:
-    """Run the groups that are left; return when all are settled, here or by other processes.
-
-    `notify` is called whenever results or failures were written.
-    """
+    folder, groups = RunsFolder(job.out), job.groups()
     left = [group for group in groups if not _is_settled(folder, group)]
     if left:
         _check_backbone(folder, groups, runner)
@@ -233,8 +203,9 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
     """Run what is missing in `workers` processes, which end with this one.
 
     They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
-    unless a device is named. If workers die and leave something, all are started again: after
-    MOST_ATTEMPTS a group that kills its process is given up.
+    unless a device is named. If all workers died, they are started again: after MOST_ATTEMPTS a
+    group that kills its process is given up. This process does what is left in the end: nothing,
+    or it meets the error that a worker has met.
     """
     environment = dict(os.environ)
     if not environment.get("OMP_NUM_THREADS"):
@@ -243,35 +214,36 @@ def run_processes(job: Job, workers: int, notify: Notify = lambda: None) -> None
     count = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
     visible = list(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))
     gpus = visible[:count] or [str(number) for number in range(count)]
-    codes: list[int | None] = []
     for _ in range(MOST_ATTEMPTS + 1):
-        processes = []
+        processes = [
+            _start(job, environment | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}))
+            for gpu in itertools.islice(itertools.cycle(gpus or [""]), workers)
+        ]
+        codes: set[int | None] = {None}
         try:
-            for number in range(workers):
-                gpu = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
-                processes.append(_start(job, environment | gpu))
-            codes = _ended(processes, notify)
+            # Until all died, or one found nothing left to do or met an error.
+            while None in codes and codes.isdisjoint({0, _ERROR}):
+                time.sleep(_PAUSE)
+                notify()
+                codes = {process.poll() for process in processes}
         finally:
-            replies = [_stop(process) for process in processes]
+            for process in processes:
+                _stop(process)
         notify()
-        for error in filter(None, replies):
-            raise ConfigError(**json.loads(error))
-        if 0 in codes:  # one that found nothing left to do
-            return
+        if not codes.isdisjoint({0, _ERROR}):
+            return work(job, notify)
     raise ConfigError(
-        f"Workers repeatedly died (code {codes[0]}; see {Path(job.out, 'workers.log')}). Finished "
-        "runs are kept.",
+        f"Workers repeatedly died (see {job.out / 'workers.log'}). Finished runs are kept.",
         argument="workers",
     )
 
 
 def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     """A worker process. Its standard input tells it that this process lives."""
-    pipe = subprocess.PIPE
-    with Path(job.out, "workers.log").open("ab") as log:
+    with (job.out / "workers.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _WORKER],
-            stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment,
+            stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment,
         )  # fmt: skip
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it died at once
@@ -280,53 +252,31 @@ def _start(job: Job, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return process
 
 
-def _ended(processes: Sequence[subprocess.Popen[str]], notify: Notify) -> list[int | None]:
-    """Wait for all processes, or for one that found nothing left or an error; the exit codes."""
-    while True:
-        codes = [process.poll() for process in processes]
-        if None not in codes or 0 in codes or _ERROR in codes:
-            return codes
-        time.sleep(_PAUSE)
-        notify()
-
-
-def _stop(process: subprocess.Popen[str]) -> str:
-    """End a worker, whose locks are released with it; the error that it reports, as JSON."""
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a worker, whose locks are released with it."""
     process.terminate()
     try:
-        reply, _ = process.communicate(timeout=10)
+        process.communicate(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
-        reply, _ = process.communicate()
-    return reply
+        process.communicate()
 
 
 def main(job: str) -> None:
     """Work in a process of its own, which ends with its parent.
 
-    The job was the first line of standard input, which the parent keeps open. An error that ends
-    all workers is written to standard output; what libraries print goes to the log.
+    The job was the first line of standard input, which the parent keeps open.
     """
-    reply = os.dup(1)
-    os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if error := work_elsewhere(job):
-        os.write(reply, json.dumps(error).encode())
+    try:
+        work(Job.model_validate_json(job))
+    except OgkdError:
         sys.exit(_ERROR)
 
 
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns when the parent has ended, in whatever way
     os._exit(1)
-
-
-def work_elsewhere(job: str) -> dict[str, str | None] | None:
-    """Work on a job (JSON) that another process made; an error that must end all workers."""
-    try:
-        work(Job.model_validate_json(job))
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return {"message": str(error), "argument": error.argument}
-    return None
 
 
 def run_ray(job: Job, cluster: Cluster, notify: Notify = lambda: None) -> None:
@@ -364,8 +314,12 @@ def work_on_node(
     """Work on a node of a cluster, if it has the same software and the folder of runs."""
     use_settings(settings)
     job = Job.model_validate_json(content)
-    missing = [] if Path(job.out).is_dir() else [job.out]
+    missing = [] if job.out.is_dir() else [str(job.out)]
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}
-    return work_elsewhere(content)
+    try:
+        work(job)
+    except OgkdError as error:  # an exception would mean that the worker is lost
+        return {"message": str(error), "argument": error.argument}
+    return None

@@ -17,19 +17,10 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from ogkd.cli import (
-    backbones,
-    bench,
-    data,
-    demo,
-    deploy,
-    doctor,
-    evaluate,
-    fit,
-    predict,
-    prompts,
-)
+from ogkd import progress
+from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
 from ogkd.cli.commands import CommandGroup
+from ogkd.cli.options import say
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
 
 __all__ = ["app", "main"]
@@ -40,30 +31,14 @@ app = CommandGroup(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _function in {
-    "start": fit.start,
-    "fit": fit.fit,
-    "predict": predict.predict,
-    "evaluate": evaluate.evaluate,
-    "calibrate": evaluate.calibrate,
-    "studio": deploy.studio,
-    "app": deploy.app,
-    "export": deploy.export,
-    "embed": backbones.embed,
-    "demo": demo.demo,
-    "phantoms": demo.phantoms,
-    "import-checkpoint": fit.import_checkpoint,
-    "methods": fit.methods,
-    "doctor": doctor.doctor,
-}.items():
-    app.command(_name)(_function)
-for _name, _group in {
-    "prompts": prompts,
-    "backbones": backbones,
-    "data": data,
-    "bench": bench,
-}.items():
-    app.add_typer(_group.app, name=_name)
+for _function in (
+    *(fit.start, fit.fit, predict.predict, evaluate.evaluate, evaluate.calibrate),
+    *(deploy.studio, deploy.app, deploy.export, backbones.embed, demo.demo, demo.phantoms),
+    *(fit.import_checkpoint, fit.methods, doctor.doctor),
+):
+    app.command()(_function)
+for _group in (prompts, backbones, data, bench):
+    app.add_typer(_group.app, name=_group.__name__.rpartition(".")[2])
 
 
 def _show_version(value: bool) -> None:
@@ -88,16 +63,25 @@ def _root(
             "any number of times. It runs with your rights: name only code that you trust.",
         ),
     ] = None,
+    quiet: Annotated[
+        bool,
+        Option(
+            "--quiet", help="Print results and errors only: no progress, no notes, no warnings."
+        ),
+    ] = False,
 ) -> None:
     """Few-shot adaptation of frozen biomedical vision-language models."""
+    progress.quiet = quiet
+    if quiet:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     for name in plugin or ():
         from ogkd import plugins
 
         plugins.load(name)
 
 
-def _plugins_first(words: Sequence[str]) -> list[str]:
-    """Move every `--plugin X` to the front: it is an option of `ogkd`, wherever it is written."""
+def _own_options_first(words: Sequence[str]) -> list[str]:
+    """Move `--quiet` and every `--plugin X` to the front, as options of `ogkd` itself."""
     first: list[str] = []
     others: list[str] = []
     rest = iter(words)
@@ -107,7 +91,8 @@ def _plugins_first(words: Sequence[str]) -> list[str]:
         elif word == "--plugin":
             first += [word, *itertools.islice(rest, 1)]
         else:
-            (first if word.startswith("--plugin=") else others).append(word)
+            ours = word == "--quiet" or word.startswith("--plugin=")
+            (first if ours else others).append(word)
     return first + others
 
 
@@ -117,13 +102,9 @@ def main() -> None:
     try:
         try:
             if "" in sys.argv:
-                raise ConfigError(
-                    "An argument is empty. Is a variable of your script not set, or a name missing?"
-                )
-            words = _plugins_first(sys.argv[1:])
-            called = app.names_only() if words in (["--help"], ["-h"]) else app
+                raise ConfigError("An argument is empty: a variable of your script may not be set.")
             with _warnings_as_notes():
-                called(args=words, prog_name="ogkd")
+                app(args=_own_options_first(sys.argv[1:]), prog_name="ogkd")
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # typer has turned it into code 1
                 raise end.__context__ from None
@@ -139,18 +120,12 @@ def main() -> None:
         sys.exit(0)
     except (MemoryError, RuntimeError, ImportError, OSError) as error:
         if out_of_memory(error):
-            _print_error(
-                "There is not enough memory for this. Use fewer or smaller images at once, or "
-                "close other programs."
-            )
-            sys.exit(2)
-        if not isinstance(error, OSError):
+            _print_error("There is not enough memory: use fewer or smaller images at once.")
+        elif isinstance(error, OSError):  # what the file system refuses is not a bug
+            _print_error(f"{error.filename or 'Output'}: {error.strerror or error}.")
+            _drop_output()
+        else:
             raise
-        # A last resort: what the file system refuses is not a bug, so show no traceback.
-        _print_error(
-            f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry."
-        )
-        _drop_output()
         sys.exit(2)
 
 
@@ -165,7 +140,7 @@ def _warnings_as_notes() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *a: object, **b: object) -> None:
         if issubclass(category, OgkdWarning):
-            typer.echo(f"Note: {message}", err=True)
+            say(f"Note: {message}")
 
     with warnings.catch_warnings():
         if not sys.warnoptions:

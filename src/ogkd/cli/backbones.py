@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -14,8 +14,7 @@ from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import report_checks
 from ogkd.cli.options import print_facts, print_json, print_table, say
-from ogkd.errors import ConfigError, DataError
-from ogkd.files import read_text
+from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.backbones.catalog import Record
@@ -27,14 +26,26 @@ _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 @app.command("list")
 def list_backbones() -> None:
-    """Show the known backbones and whether they are on this machine."""
+    """Show the known backbones and whether they are on this machine.
+
+    "gated": their publisher asks for an account; "n/a": they cannot be loaded, and `info` says
+    why. The size is in millions of parameters.
+    """
     from ogkd.backbones.catalog import catalog
 
     cells = [
-        (record.name, "yes" if _is_present(record) else "no", record.licence, record.modality)
+        (
+            record.name,
+            _status(record),
+            record.modality,
+            record.parameters or "",
+            record.patches,
+            record.licence,
+        )
         for record in catalog().values()
     ]
-    print_table(("name", "here", "licence", "modality"), cells)
+    headings = ("name", "here", "images of", "size (M)", "patches", "licence")
+    print_table(headings, cells, numbers=("size (M)",))
 
 
 @app.command("info")
@@ -56,11 +67,10 @@ def info(
         return
     facts = _facts(resolve(name))
     if as_json:
-        print_json(facts, ascii=True)
+        print_json(facts)
         return
-    sizes = {"size": facts["size"]} if facts.get("size") else {}
-    sizes |= facts.pop("files", {})
-    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items()})
+    sizes = {"size": facts.pop("size", None), **facts.pop("files", {})}
+    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items() if size})
 
 
 @app.command("fetch")
@@ -73,6 +83,13 @@ def fetch(name: _Name) -> None:
     if isinstance(record, Path):
         raise ConfigError(f"{record} is a folder on this machine: there is nothing to fetch.")
     typer.echo(f"{record.name} -> {fetch_backbone(record)}")
+
+
+def _status(record: Record) -> str:
+    """Whether a backbone is here, or what stands in the way."""
+    if record.missing:
+        return "n/a"
+    return "yes" if _is_present(record) else "gated" if record.gated else "no"
 
 
 def _is_present(record: Record) -> bool:
@@ -94,63 +111,41 @@ def _facts(source: Record | Path) -> dict[str, Any]:
         facts = {**source.model_dump(), "present": _is_present(source)}
         folder = BUILTIN_FOLDER if source.format == "builtin" else source.folder
     facts["path"] = str(folder)
-    if not folder.is_dir():
-        return facts
-    fetched = read_source(folder) or {"revision": facts.get("revision"), "weights": {}}
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return facts | {
-        "format": detect_format(folder) or "not a model that ogkd can load",
-        "revision": fetched["revision"],
-        "sha256": fetched["weights"].get("sha256", facts.get("sha256")),
-        "files": {path.name: path.stat().st_size for path in files},
-    }
+    if folder.is_dir():
+        facts["format"] = detect_format(folder) or "not a model that ogkd can load"
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        facts["files"] = {path.name: path.stat().st_size for path in files}
+        if fetched := read_source(folder):
+            facts["revision"] = fetched["revision"]
+            facts["sha256"] = fetched["weights"]["sha256"]
+    return facts
 
 
 def embed(
-    images: Annotated[list[Path] | None, opt.IMAGES] = None,
+    images: Annotated[list[Path], opt.IMAGES],
     *,
-    out: Annotated[Path, Option("--out", "-o", help="The .safetensors file to write.")],
+    out: opt.OutFile,
     backbone: opt.BackboneOption = "builtin",
-    texts: Annotated[
-        Path | None, Option(help="Encode the lines of this text file instead of images.")
-    ] = None,
     patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        Option(help="Unreadable files: stop, or skip them; both list them."),
-    ] = "stop",
+    on_error: opt.OnErrorOption = "stop",
     engine: opt.EngineOption = "torch",
     encoding: opt.EncodingOptions,
 ) -> None:
-    """Write the image or text features of a frozen backbone to a safetensors file.
+    """Write the image features of a frozen backbone to a safetensors file.
 
     Tensors are float32 and L2-normalised: `globals` [N,d] and, with
     --patches, `patches` [N,P,d]. The metadata key `files` is a JSON list of
-    the files, sorted, in row order. With --texts the tensor is `texts` [N,d],
-    one row per line. For very large folders, --ray spreads the images over
-    the workers of a Ray cluster.
+    the files, sorted, in row order. For very large folders, --ray spreads the
+    images over the workers of a Ray cluster.
     """
     on_cluster = encoding.cluster() is not None
-    if bool(images) == bool(texts):
-        raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
-    if texts and (on_cluster or patches):
-        raise ConfigError("--texts goes neither with --ray nor with --patches.")
-    opt.refuse_folders(out=out)
     # On a cluster only its name and digest are used: the workers encode, on their own devices.
     device = "cpu" if on_cluster else encoding.device
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
-    from ogkd.features.embed import embed_images, embed_texts
+    from ogkd.features.embed import embed_images
     from ogkd.features.unreadable import unreadable_error
 
-    if texts:
-        lines = _read_lines(texts)
-        room = model.context_length - model.leading_tokens - model.trailing_tokens
-        if cut := sum(len(model.pieces(line)) > room for line in lines):
-            say(f"{cut} text(s) longer than {room} tokens are truncated.")
-        embed_texts(model, lines, out)
-        typer.echo(f"{len(lines)} texts -> {out}")
-        return
-    refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
+    refs = sorted(encoding.find(images), key=lambda image: image.as_posix())
     batches = encoding.encode(model, refs, patches=patches)
     began = time.perf_counter()
     count, bad = embed_images(model, refs, batches, out, on_error=on_error)
@@ -158,13 +153,3 @@ def embed(
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
     typer.echo(f"{count} images in {seconds:.1f} s ({count / seconds:.1f} images/s) -> {out}")
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        lines = read_text(path, encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"Cannot read {path} as UTF-8 text: {error}.", argument="texts") from error
-    if not any(line.strip() for line in lines):
-        raise DataError(f"{path} is empty.", argument="texts")
-    return lines

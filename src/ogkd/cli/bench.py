@@ -132,7 +132,7 @@ def run(
     from ogkd.bench.grid import expand, tuning_grid, write_best
     from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.worker import make_job, watched
+    from ogkd.bench.worker import Job, watched
 
     folder, grids = RunsFolder(out), grid.read()
     if tune is not None:
@@ -155,7 +155,10 @@ def run(
         (typer.echo if dry_run else say)(line)
         if dry_run or not missing:
             continue
-        job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
+        job = Job(
+            out=out, plan=plan, sources=sources, backbone=each.backbone,
+            device=device, engine=engine,
+        )  # fmt: skip
         with watched(folder, plan) as notify:
             _work(job, notify, workers, ray)
     if dry_run:
@@ -204,7 +207,7 @@ def table(
     plan: PlanOption = None,
     metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "runs"],
+        Literal["markdown", "runs"],
         Option(help="Output format; runs: every finished run of the folder, as CSV."),
     ] = "markdown",
 ) -> None:
@@ -216,7 +219,7 @@ def table(
     if format == "runs":
         typer.echo(csv_of(collect(_open(runs))), nl=False)
     else:
-        typer.echo(make_table(*_chosen(runs, plan), metric=metric, format=format))
+        typer.echo(make_table(*_chosen(runs, plan), metric=metric))
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import re
@@ -38,27 +37,17 @@ def with_option(message: str, argument: str, params: Sequence[Any]) -> str | Non
     return f"{message.removesuffix('.')} ({kind} {shown}){stop}"
 
 
-def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
-    """Return the parameter whose path could not be written; None if it is the cache's."""
-    for name, value in values.items():
-        for path in (value, resolved(value)) if isinstance(value, Path) else ():
-            if re.search(rf"(^|writ(e|ing) ){re.escape(str(path))}(?=[ /.:])", message):
-                return name
-    return None
-
-
 def _check_outputs(params: Sequence[Any], values: Mapping[str, Any]) -> None:
     """Refuse an option that names the same file as an argument: a result would replace an input."""
-    paths: dict[str, list[tuple[str, Path]]] = {"argument": [], "option": []}
+    files: dict[str, dict[Path, str]] = {"argument": {}, "option": {}}
     for param in params:
         value = values.get(param.name)
         for path in value if isinstance(value, list | tuple) else [value]:
             if isinstance(path, Path) and path.is_file():
-                paths[param.param_type_name].append((param.name, resolved(path)))
-    inputs = {path for _, path in paths["argument"]}
-    for name, path in paths["option"]:
-        if path in inputs:
-            raise ConfigError(f"{path} is an input, so it is not overwritten.", argument=name)
+                files[param.param_type_name][resolved(path)] = param.name
+    for path in files["argument"].keys() & files["option"].keys():
+        name = files["option"][path]
+        raise ConfigError(f"{path} is an input, so it is not overwritten.", argument=name)
 
 
 class _OurCommand:
@@ -71,10 +60,9 @@ class _OurCommand:
             _check_outputs(self.params, ctx.params)
             return super().invoke(ctx)  # type: ignore[misc]  # the other base class has it
         except OgkdError as error:
-            if isinstance(error, StorageError):
-                error.argument = _written_to(str(error), ctx.params)
-            named = error.argument and with_option(str(error), error.argument, self.params)
-            if named:
+            # A message about writing names the path, which need not be that of an option.
+            argument = None if isinstance(error, StorageError) else error.argument
+            if named := argument and with_option(str(error), argument, self.params):
                 error.args, error.argument = (named,), None
             raise
 
@@ -105,18 +93,6 @@ class CommandGroup(typer.Typer):
 
         return added
 
-    def names_only(self) -> CommandGroup:
-        """The same without the commands' options, which cost time and a list does not show."""
-        listed = copy.copy(self)
-        listed.registered_commands = [copy.copy(command) for command in self.registered_commands]
-        for command in listed.registered_commands:
-            command.help, command.callback = inspect.getdoc(command.callback), lambda: None
-        listed.registered_groups = [copy.copy(group) for group in self.registered_groups]
-        for group in listed.registered_groups:
-            group.typer_instance = copy.copy(group.typer_instance)
-            group.typer_instance.registered_commands = []  # type: ignore[union-attr]
-        return listed
-
 
 class _SingleOptions:
     """A function whose dataclasses are options, found out when they are needed."""
@@ -124,35 +100,24 @@ class _SingleOptions:
     def __init__(self, function: Callable[..., None]) -> None:
         functools.update_wrapper(self, function)
         self.function = function
-
-    @functools.cached_property
-    def groups(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.function, eval_str=True).parameters
-        return {
-            name: parameter.annotation
-            for name, parameter in parameters.items()
-            if is_dataclass(parameter.annotation)
-        }
+        self.groups: dict[str, Any] = {}  # parameters that are dataclasses
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
         single: list[tuple[str, Any, Any]] = []
         for name, parameter in inspect.signature(self.function, eval_str=True).parameters.items():
-            if kind := self.groups.get(name):
+            kind = parameter.annotation
+            if is_dataclass(kind):
+                self.groups[name] = kind
                 hints = get_type_hints(kind, include_extras=True)
-                single += [
-                    (parameter.name, hints[parameter.name], parameter.default)
-                    for parameter in fields(kind)
-                ]
+                single += [(field.name, hints[field.name], field.default) for field in fields(kind)]
             else:
-                single.append((name, parameter.annotation, parameter.default))
+                single.append((name, kind, parameter.default))
         return signature_of(single)
 
     def __call__(self, **options: Any) -> None:
-        for name, group in self.groups.items():
-            options[name] = group(
-                **{option.name: options.pop(option.name) for option in fields(group)}
-            )
+        for name, kind in self.groups.items():
+            options[name] = kind(**{field.name: options.pop(field.name) for field in fields(kind)})
         self.function(**options)
 
 

@@ -108,10 +108,10 @@ def _facts(record: Benchmark) -> dict[str, Any]:
 def check(
     data: opt.DataArgument,
     as_json: Annotated[
-        Path | None, Option("--json", help="Write all findings to this file.")
+        Path | None, opt.output_file("--json", help="Write all findings to this file.")
     ] = None,
     html: Annotated[
-        Path | None, Option("--html", help="Write a page with thumbnails to this file.")
+        Path | None, opt.output_file("--html", help="Write a page with thumbnails to this file.")
     ] = None,
     backbone: Annotated[
         str | None,
@@ -129,7 +129,6 @@ def check(
 
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
-    opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit.check import check_data, read_images
     from ogkd.audit.labels import require_cleanlab
     from ogkd.data.grouping import Grouping
@@ -163,13 +162,16 @@ def check(
 @app.command("split")
 def split(
     data: opt.DataArgument,
-    out: Annotated[Path, Option("--out", "-o", help="The table to write: .csv or .xlsx.")],
+    out: Annotated[Path, opt.output_file("--out", "-o", help="The table: .csv or .xlsx.")],
     shares: Annotated[
         str, Option(help="Sizes of train, val and test (or train and test), in any unit.")
     ] = "0.6,0.2,0.2",
     seed: Annotated[int, Option(min=0, help="Decides which image goes where.")] = 1,
     left_out: Annotated[
-        Path | None, Option(help="Write a table of the images left out, with the reasons.")
+        Path | None,
+        opt.output_file(
+            "--left-out", help="Write a table of the images left out, with the reasons."
+        ),
     ] = None,
     findings: opt.FindingsOption = None,
     columns: opt.ColumnsOption = None,
@@ -183,7 +185,6 @@ def split(
     images and images with several labels are left out. Existing splits are kept,
     and a missing one is taken from train.
     """
-    opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.check import check_data, read_images
     from ogkd.audit.divide import divide_checked, left_out_rows
     from ogkd.data.grouping import Grouping

@@ -5,31 +5,24 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
 
 import ogkd
-from ogkd.cli.options import print_facts, print_table
+from ogkd.cli.options import print_facts
 from ogkd.errors import ConfigError
 from ogkd.files import write_text
 
-if TYPE_CHECKING:
-    from ogkd.backbones.base import Backbone
-    from ogkd.data.case import Dataset
-    from ogkd.evaluation import LabelledPredictions
-    from ogkd.model.classifier import Classifier
-
-_OUT, _DATASETS = Path("demo-output"), ("cxr", "endoscopy")
+_OUT, _DATASET, _SEED = Path("demo-output"), "cxr", 1
+_SPLITS = {"train": 16, "val": 30, "test": 50}  # images per class
 _METHODS = {
     "zero-shot-ensemble": "a dozen descriptions of each class, no labelled image",
-    "fused": "the descriptions and {shots} labelled images per class, in closed form",
-    "ogkd": "a prompt learned from {shots} labelled images per class, guided by the descriptions",
+    "fused": "the descriptions and 16 labelled images per class, in closed form",
+    "ogkd": "a prompt learned from 16 labelled images per class, guided by the descriptions",
 }
-_KEPT = "fused"  # the method whose models are kept and reported
-_SEED, _SHOTS = 1, 16
-_VAL, _TEST = 30, 50  # images per class, to calibrate and to test on
+_KEPT = "fused"  # the method whose model is kept and reported
 _MARK = ".ogkd-demo"
 
 
@@ -90,85 +83,55 @@ def phantoms(
 def demo(
     out: Annotated[Path, Option("--out", "-o", help="The folder for the results.")] = _OUT,
 ) -> None:
-    """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
+    """Make phantom images, adapt the built-in backbone, calibrate the model and write a report."""
+    from ogkd.audit import audit_data
+    from ogkd.data.phantoms import phantom, write_folder
+    from ogkd.evaluation import predict_labelled, summary_metrics
+    from ogkd.model.classifier import write_calibration
 
-    The table of results has every dataset; the report is about the first one.
-    """
     began = time.perf_counter()
     backbone = ogkd.load_backbone("builtin")
     _clear(out)
-    first = _DATASETS[0]
-    rows = [[name, *_accuracies(name, backbone, out, report=name == first)] for name in _DATASETS]
-    numbers = ("chance", *_METHODS)
-    typer.echo(f"\nTest accuracy on phantoms ({_SHOTS} shots)")
-    print_table(("dataset", *numbers), rows, numbers=numbers)
-    typer.echo("\nWhat each method uses:")
-    for method, words in _METHODS.items():
-        typer.echo(f"  {method:18}  {words.format(shots=_SHOTS)}")
-    typer.echo(
-        f"""
-Done in {time.perf_counter() - began:.0f} s. Everything is in {out}:
-  images/   the phantoms, as ordinary image folders
-  models/   the fitted models ({_KEPT})
-Phantoms are drawings: these numbers mean nothing for patients.
-Next: ogkd predict {out / "models" / first} {out / "images" / first / "test"}
-Open the report in a browser: {out / "report.html"}"""
-    )
-
-
-def _accuracies(name: str, backbone: Backbone, out: Path, *, report: bool) -> list[str]:
-    """Test accuracies in per cent: of guessing, and of each method."""
-    from ogkd.data.phantoms import phantom, write_folder
-    from ogkd.evaluation import predict_labelled, summary_metrics
-
-    record, folder = phantom(name), out / "images" / name
+    images, model, page = out / "images", out / "model", out / "report.html"
+    record = phantom(_DATASET)
     typer.echo(f"{record.title}: {', '.join(record.class_names)}")
-    splits = {"train": _SHOTS, "val": _VAL if report else 0, "test": _TEST}
-    dataset = ogkd.read_dataset(write_folder(name, folder, splits=splits, seed=_SEED))
-    shares = [1 / len(record.class_names)]
-    for method in _METHODS:
-        began = time.perf_counter()
-        model = ogkd.fit(
+    dataset = ogkd.read_dataset(write_folder(_DATASET, images, splits=_SPLITS, seed=_SEED))
+    for method, words in _METHODS.items():
+        classifier = ogkd.fit(
             dataset,
             backbone=backbone,
             method=method,
-            shots=_SHOTS,
+            shots=_SPLITS["train"],
             seed=_SEED,
             prompts=dict(zip(record.class_names, record.descriptions, strict=True)),
-            out=out / "models" / name if method == _KEPT else None,
+            out=model if method == _KEPT else None,
         )
-        seconds = time.perf_counter() - began
-        judged = predict_labelled(model, dataset)
-        shares.append(summary_metrics(judged.labels, judged.probabilities())["accuracy"])
-        typer.echo(f"  {method:20} accuracy {100 * shares[-1]:6.2f} %  ({seconds:.1f} s)")
-        if report and method == _KEPT:
-            _report(name, model, dataset, judged, out)
-    return [f"{100 * share:.1f}" for share in shares]
+        judged = predict_labelled(classifier, dataset)
+        accuracy = summary_metrics(judged.labels, judged.probabilities())["accuracy"]
+        typer.echo(f"  {method:18}  accuracy {100 * accuracy:5.1f} %: {words}")
+        if method == _KEPT:
+            classifier.calibration = ogkd.calibrate(classifier, dataset)
+            write_calibration(model, classifier.card, classifier.calibration)
+            audit = audit_data(dataset, root=images)
+            ogkd.report(classifier, dataset, page, predictions=judged, audit=audit)
+    typer.echo(
+        f"""Guessing is right for {100 / len(record.class_names):.1f} %.
 
-
-def _report(
-    name: str, model: Classifier, dataset: Dataset, judged: LabelledPredictions, out: Path
-) -> None:
-    """Calibrate the model of the first dataset and write its report."""
-    from ogkd.audit import audit_data
-    from ogkd.model.calibration import CALIBRATION
-
-    model.calibration = ogkd.calibrate(model, dataset)
-    model.calibration.write(out / "models" / name / CALIBRATION)
-    typer.echo(f"  calibrated on {model.calibration.cases} other images")
-    audit = audit_data(dataset, root=out / "images" / name)
-    page = out / "report.html"
-    ogkd.report(model, dataset, page, predictions=judged, audit=audit)
+Done in {time.perf_counter() - began:.0f} s. Everything is in {out}:
+  images/   the phantoms, as ordinary image folders
+  model/    the fitted model ({_KEPT}), calibrated
+Phantoms are drawings: these numbers mean nothing for patients.
+Next: ogkd predict {model} {images / "test"}
+Open the report in a browser: {page}"""
+    )
 
 
 def _clear(out: Path) -> None:
     """Remove what an earlier demo wrote; refuse a folder with anything else."""
     if out.exists() and not (out / _MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(
-            f"{out} exists and was not written by a demo. Choose another folder.", argument="out"
-        )
-    for folder in ("images", "models"):
+        raise ConfigError(f"{out} exists and was not written by a demo.", argument="out")
+    for folder in ("images", "model"):
         shutil.rmtree(out / folder, ignore_errors=True)
     (out / "report.html").unlink(missing_ok=True)
-    text = "Written by `ogkd demo`, which replaces images, models and the report in this folder.\n"
+    text = "Written by `ogkd demo`, which replaces images, model and report in this folder.\n"
     write_text(out / _MARK, text, ours=True)

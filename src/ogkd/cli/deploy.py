@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +18,37 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from ogkd.serve.server import Settings
 
-HostOption = Annotated[
-    str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
-]
-PortOption = Annotated[
-    int | None, Option(min=0, max=65535, help="Port (default: 7860, or a free one).")
-]
-MaxOption = Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")]
-OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser.")]
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Options of commands that serve a page."""
+
+    host: Annotated[
+        str,
+        Option(help="Address to listen on. Others than loopback need the token that is printed."),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int | None, Option(min=0, max=65535, help="Port (default: 7860, or a free one).")
+    ] = None
+    max_mb: Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")] = 50
+    open_browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False
+    device: opt.DeviceOption = "auto"
+
+    def settings(self) -> Settings:
+        """The server's settings; what it needs must be installed."""
+        from ogkd.serve import require_server
+        from ogkd.serve.server import Settings
+
+        require_server()
+        return Settings(self.host, self.port, int(self.max_mb * 1e6))
+
+    def announce(self, what: str, address: str) -> None:
+        """What to do once the page responds: print its address, and open it if requested."""
+        typer.echo(f"{what}\nPage: {address}    (Ctrl-C stops it)")
+        if "token=" in address:
+            typer.echo("The token is sent unencrypted: use it only in a network that you trust.")
+        if self.open_browser:
+            typer.launch(address)
 
 
 def export(
@@ -36,10 +60,7 @@ def export(
         list[Path] | None,
         Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
     ] = None,
-    max_risk: Annotated[
-        float | None,
-        Option(help="Store the threshold for this risk in the metadata."),
-    ] = None,
+    max_risk: opt.MaxRiskOption = None,
     tolerance: Annotated[
         float, Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
     ] = 1e-4,
@@ -61,11 +82,7 @@ def export(
     images = find_images(check) if check else []
     classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
     exported = export_onnx(
-        classifier,
-        target,
-        images=images,
-        max_risk=max_risk,
-        tolerance=tolerance,
+        classifier, target, images=images, max_risk=max_risk, tolerance=tolerance
     )
     compared = f"{exported.images} images"
     if exported.phantoms:
@@ -83,18 +100,10 @@ def app(
     models: Annotated[
         list[Path], Argument(help="Folders written by `ogkd fit --out`; several are compared.")
     ],
-    max_risk: Annotated[
-        float | None, Option(help="Abstain so that at most this share of answers is wrong.")
-    ] = None,
-    coverage: Annotated[
-        float, Option(help="How often the set of classes contains the true one.")
-    ] = 0.9,
+    page: PageOptions,
+    max_risk: opt.MaxRiskOption = None,
+    coverage: opt.CoverageOption = None,
     backbone: opt.MovedBackbone = None,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    max_mb: MaxOption = 50,
-    open_browser: OpenOption = False,
-    device: opt.DeviceOption = "auto",
 ) -> None:
     """Serve a web page that classifies images. Ctrl-C stops it.
 
@@ -102,29 +111,26 @@ def app(
     others can, by the address that is printed, which contains a secret token.
     Uploads are deleted as soon as they are answered.
     """
-    names = ", ".join(folder.name for folder in models)
-    say(f"Starting the page for {names}: loading torch ...")
-    from ogkd.serve import require_server
+    say("Starting the page: loading torch ...")
+    from ogkd.model.policy import Policy
 
-    require_server()
+    policy = Policy(max_risk=max_risk, coverage=coverage)
+    settings = page.settings()
     from ogkd.serve.models import load_models
-    from ogkd.serve.server import Settings, serve_models
+    from ogkd.serve.server import serve_models
 
-    settings = Settings(host, port, int(max_mb * 1e6))
     say(f"Loading {len(models)} model(s) and their backbones ...")
-    loaded = load_models(
-        models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
-    )
+    loaded = load_models(models, backbone=backbone, device=page.device, policy=policy)
     for model in loaded:
-        if model.note:
-            say(f"Note on {model.name}: {model.note}")
-
+        for note in model.decider.notes:
+            say(f"{model.name}: {note}")
     serving = f"Serving {', '.join(model.name for model in loaded)}"
-    serve_models(loaded, settings, say=announcement(serving, settings, open_browser))
+    serve_models(loaded, settings, say=partial(page.announce, serving))
     typer.echo("Stopped; no upload is kept.")
 
 
 def studio(
+    page: PageOptions,
     folder: Annotated[
         Path | None, Argument(help="A folder of images, or a project to continue.")
     ] = None,
@@ -139,11 +145,6 @@ def studio(
         Option(help="Regular expression of paths whose first group is the patient: '(p[0-9]+)_'."),
     ] = None,
     slice: opt.SliceOption = None,
-    host: HostOption = "127.0.0.1",
-    port: PortOption = None,
-    max_mb: MaxOption = 50,
-    open_browser: OpenOption = False,
-    device: opt.DeviceOption = "auto",
 ) -> None:
     """Teach a model in the browser: label what helps most, see how good it is, use it.
 
@@ -153,15 +154,13 @@ def studio(
     """
     say("Starting the studio: loading torch ...")
     from ogkd.files import fail_if_locked
-    from ogkd.serve import require_server
 
-    require_server()
-    from ogkd.serve.server import Settings, serve
+    settings = page.settings()
+    from ogkd.serve.server import serve
     from ogkd.serve.studio.project import SETTINGS, Project
     from ogkd.serve.studio.routes import make_studio
     from ogkd.serve.studio.session import Session
 
-    settings = Settings(host, port, int(max_mb * 1e6))
     images = folder
     if folder is not None and (folder / SETTINGS).is_file():
         if out is not None:
@@ -179,27 +178,13 @@ def studio(
         project.set_facts(**{key: value for key, value in changes.items() if value is not None})
         if images is not None:
             project.add_folder(images)
-        session = Session(project, device=device, say=say)
+        session = Session(project, device=page.device, say=say)
         try:
             serve(
                 lambda private: make_studio(session, private, settings),
                 settings,
-                say=announcement(f"Studio: {target}", settings, open_browser),
+                say=partial(page.announce, f"Studio: {target}"),
             )
         finally:
             session.close()
     typer.echo(f"Stopped; everything is in {target}.")
-
-
-def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:
-    """What to do once the page responds at its address."""
-
-    def announce(address: str) -> None:
-        typer.echo(what)
-        typer.echo(f"Page: {address}    (Ctrl-C stops it)")
-        if settings.token is not None:
-            typer.echo("The token is sent unencrypted: use it only in a network that you trust.")
-        if open_browser:
-            typer.launch(address)
-
-    return announce

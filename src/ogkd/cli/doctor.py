@@ -61,11 +61,12 @@ def examine() -> Iterator[Row]:
         yield ("PASS", subject, result, "") if good else (severity, subject, result, fix)
 
 
-def _packages() -> _Outcome:
+def _versions() -> _Outcome:
     from importlib.metadata import version
 
     names = ("ogkd", "torch", "transformers", "numpy")
-    return True, ", ".join(f"{name} {version(name)}" for name in names)
+    packages = ", ".join(f"{name} {version(name)}" for name in names)
+    return True, f"Python {platform.python_version()} on {platform.platform()}, {packages}"
 
 
 def _device() -> _Outcome:
@@ -127,8 +128,7 @@ def _extras() -> _Outcome:
 
 # Each check, how bad it is if not all is well, and what to do then.
 _CHECKS: dict[str, tuple[Callable[[], _Outcome], str, str]] = {
-    "Python": (lambda: (True, f"{platform.python_version()} on {platform.platform()}"), "", ""),
-    "Packages": (_packages, "FAIL", ""),
+    "Versions": (_versions, "FAIL", ""),
     "Device": (_device, "WARN", "set OMP_NUM_THREADS to the number of cores"),
     "Memory": (_memory, "WARN", "BiomedCLIP needs about 2 GiB: close other programs"),
     "Cache": (_cache, "WARN", "set OGKD_CACHE to a folder with 3 GiB of free space"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -30,10 +30,7 @@ class InputOptions:
     classes: opt.ClassesOption = None
     findings: opt.FindingsOption = None
     columns: opt.ColumnsOption = None
-    on_error: Annotated[
-        Literal["stop", "skip"],
-        Option(help="Unreadable files: stop and list them, or skip them."),
-    ] = "stop"
+    on_error: opt.OnErrorOption = "stop"
     backbone: opt.MovedBackbone = None
     device: opt.DeviceOption = "auto"
 
@@ -80,11 +77,13 @@ def evaluate(
     ] = False,
     as_json: opt.JsonOption = False,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
+        Path | None, opt.output_file("--out", "-o", help="Also write the JSON to this file.")
     ] = None,
     report: Annotated[
         Path | None,
-        Option(help="Write a page with plots, images and a check of the data to this file."),
+        opt.output_file(
+            "--report", help="Write a page with plots, images and a check of the data to this file."
+        ),
     ] = None,
     names: Annotated[
         bool, Option("--names", help="Show file names and full paths in the report.")
@@ -102,7 +101,6 @@ def evaluate(
     """
     from ogkd.evaluation import evaluate_predictions, predict_labelled
 
-    opt.refuse_folders(out=out, report=report)
     classifier, dataset, part, left_out = inputs.read(split)
     judged = predict_labelled(classifier, part, split=split)
     if leave_out_used:
@@ -131,13 +129,11 @@ def evaluate(
     for warning in result["warnings"]:
         say(f"WARNING: {warning}")
     if as_json:
-        print_json(result, ascii=True)
+        print_json(result)
         return
     typer.echo(result.text(everything=everything))
     if not everything:
-        typer.echo(
-            "\nMore: --all (every table), --report FILE.html (a page), --json (all numbers)."
-        )
+        say("\nMore: --all (every table), --report FILE.html (a page), --json (all numbers).")
 
 
 def calibrate(
@@ -146,13 +142,7 @@ def calibrate(
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model was fitted on.")
     ] = False,
-    sensitivity: Annotated[
-        float | None,
-        Option(
-            help="Several findings: answer no so that at least this share of the images with one "
-            "is not missed."
-        ),
-    ] = None,
+    sensitivity: opt.SensitivityOption = None,
     confidence: Annotated[
         float | None, Option(help="Confidence with which --sensitivity holds (default: 0.9).")
     ] = None,
@@ -170,6 +160,7 @@ def calibrate(
     from ogkd.evaluation.calibrate import calibration_section
     from ogkd.evaluation.sections import text_lines
     from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.classifier import write_calibration
 
     # The old calibration is not read: even a damaged one can be replaced.
     classifier, _, part, _ = inputs.read(split, calibrated=False)
@@ -183,6 +174,6 @@ def calibrate(
         say=say,
     )
     path = inputs.model / CALIBRATION
-    calibration.write(path)
+    write_calibration(inputs.model, classifier.card, calibration)
     lines = text_lines([calibration_section(classifier, calibration)])
     typer.echo("\n".join([*lines, f"Wrote {path}"]).lstrip())

@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_json, say
+from ogkd.cli.options import print_facts, print_json, say
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
@@ -74,8 +74,10 @@ def fetch_now() -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     record = catalog()[BEST]
-    say("These images need a real backbone, and none is on this machine.")
-    question = f"Fetch {BEST} now ({(record.size or 0) / 1e9:.1f} GB)?"
+    question = (
+        "These images need a real backbone, and none is on this machine. "
+        f"Fetch {BEST} now ({(record.size or 0) / 1e9:.1f} GB)?"
+    )
     if not typer.confirm(question, default=False, err=True):
         return False
     fetch(record)
@@ -97,14 +99,12 @@ def _option(name: str, kind: Any) -> Any:
     text, kinds = opt.HELP[name], get_args(kind)
     for several, repeated in ((Sequence[str | Path], list[Path]), (Sequence[str], list[str])):
         if several in kinds:
-            return Annotated[repeated | None, _named(name, f"{text} Repeatable.")]
-    if Path in kinds:
-        kind = Path | None
-    return Annotated[kind, _named(name, text)]
-
-
-def _named(name: str, text: str) -> Any:
-    return Option(f"--{name.replace('_', '-')}", help=text)
+            kind, text = repeated | None, f"{text} Repeatable."
+            break
+    else:
+        kind = Path | None if Path in kinds else kind
+    # With its name, so that a switch has no opposite.
+    return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
 
 
 _ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
@@ -127,9 +127,7 @@ def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
     from ogkd.start import Start
 
     def confirm(notes: list[str], question: str) -> bool:
-        for note in notes:
-            say(f"  {note}")
-        return typer.confirm(question, True)
+        return typer.confirm("\n".join([*(f"  {note}" for note in notes), question]), default=True)
 
     options["columns"] = opt.read_columns(options["columns"])
     asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
@@ -153,11 +151,8 @@ def import_checkpoint(
     file: Annotated[Path, Argument(help="A file such as model.pth.tar-100.")],
     *,
     classes: Annotated[
-        str | None, Option(help="Class names in label order, separated by commas.")
-    ] = None,
-    dataset: Annotated[
-        str | None, Option(help="Instead of --classes: a benchmark that has them (btmri).")
-    ] = None,
+        str, Option(help="Class names in label order, separated by commas, or a benchmark: btmri.")
+    ],
     out: opt.ModelOut,
     backbone: opt.BackboneOption = "biomedclip",
     device: opt.DeviceOption = "auto",
@@ -167,12 +162,9 @@ def import_checkpoint(
     from ogkd.fitting.importing import import_context
     from ogkd.model.classifier import place_for_model
 
-    if (classes is None) == (dataset is None):
-        raise ConfigError(
-            "Give the classes of the checkpoint, either as --dataset btmri or as --classes with "
-            "their names in label order."
-        )
-    names = opt.split_list(classes or "") if dataset is None else benchmark(dataset).class_names
+    names = opt.split_list(classes)
+    if len(names) == 1:
+        names = list(benchmark(classes).class_names)
     place_for_model(out)
     import_context(file, names, backbone=backbone, device=device).save(out)
     _print_next(out)
@@ -200,7 +192,10 @@ def methods(
     if as_json:
         print_json(facts)
     else:
-        typer.echo("\n".join(_method_list(facts) if name is None else _method_lines(facts)))
+        for entry in facts if name is None else [facts]:
+            _print_method(entry)
+    if name is None and not as_json:
+        typer.echo("Settings and presets of a method: ogkd methods NAME")
 
 
 def _method_facts(name: str) -> dict[str, Any]:
@@ -221,25 +216,13 @@ def _method_facts(name: str) -> dict[str, Any]:
     }
 
 
-def _method_list(methods: list[dict[str, Any]]) -> Iterator[str]:
-    width = max(len(entry["name"]) for entry in methods)
-    for entry in methods:
-        needs = ", ".join(entry["needs"]) or "nothing"
-        source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
-        yield f"{entry['name']:{width}}  {entry['summary']}{source}"
-        yield f"{'':{width}}  {entry['cost']}; needs {needs}; {entry['citation']}"
-    yield "\nSettings and presets of a method: ogkd methods NAME"
-
-
-def _method_lines(entry: dict[str, Any]) -> Iterator[str]:
-    yield f"{entry['name']}: {entry['summary']}"
-    yield f"Cost: {entry['cost']}. Needs: {', '.join(entry['needs']) or 'nothing'}."
-    yield f"From: {entry['citation']}"
-    if entry["plugin"]:
-        yield f"Plugin: {entry['plugin']}"
-    yield "Settings (change one with --set NAME=VALUE):"
-    for key, value in ogkd.methods.flatten(entry["settings"]):
-        yield f"  {key} = {json.dumps(value)}"
-    if entry["presets"]:
-        yield "Presets (--preset NAME):"
-        yield "  " + "\n  ".join(entry["presets"])
+def _print_method(entry: dict[str, Any]) -> None:
+    source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
+    typer.echo(f"{entry['name']}: {entry['summary']}{source}")
+    needs = ", ".join(entry["needs"]) or "nothing"
+    typer.echo(f"  {entry['cost']}; needs {needs}; {entry['citation']}")
+    if settings := dict(ogkd.methods.flatten(entry.get("settings", {}))):
+        typer.echo("Settings (change one with --set NAME=VALUE):")
+        print_facts({f"  {key}": json.dumps(value) for key, value in settings.items()})
+    if presets := entry.get("presets"):
+        typer.echo("\n  ".join(["Presets (--preset NAME):", *presets]))

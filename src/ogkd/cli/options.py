@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 from typer import Argument, Option
 
+from ogkd import progress
 from ogkd.errors import ConfigError
 from ogkd.files import check_replaceable, write_atomically
 from ogkd.fitting.request import FitRequest
@@ -66,8 +67,42 @@ EngineOverride = Annotated[
     Option(help="Encode images with another engine than the fit: torch, bf16, fp16."),
 ]
 
+# Guarantees: `Policy` checks their values, `Decider` whether the model can give them
+MaxRiskOption = Annotated[
+    float | None,
+    Option(help="Abstain so that at most this share of the other predictions is wrong."),
+]
+CoverageOption = Annotated[
+    float | None,
+    Option(help="How often the set of classes contains the true one (default: 0.9)."),
+]
+SensitivityOption = Annotated[
+    float | None,
+    Option(
+        help="Several findings: answer no so that at least this share of the images with one is "
+        "not missed."
+    ),
+]
+
+OnErrorOption = Annotated[
+    Literal["stop", "skip"], Option(help="Unreadable files: stop and list them, or skip them.")
+]
+
+
 # Output
+def _replaceable(path: Path | None) -> Path | None:
+    if path is not None:
+        check_replaceable(path)
+    return path
+
+
+def output_file(*names: str, help: str) -> Any:
+    """An option for a file to write; refuses a folder, and a file that must not be replaced."""
+    return Option(*names, help=help, dir_okay=False, callback=_replaceable)
+
+
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
+OutFile = Annotated[Path, output_file("--out", "-o", help="The file to write.")]
 
 
 @dataclass(frozen=True)
@@ -213,23 +248,15 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def refuse_folders(**files: Path | None) -> None:
-    """Refuse folders, and files that a result must not replace, before any work is done."""
-    for option, file in files.items():
-        if file is not None and file.is_dir():
-            raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
-        if file is not None:
-            check_replaceable(file)
-
-
 def say(note: str) -> None:
-    """Print a line on standard error, so that it is kept out of results."""
-    typer.echo(note, err=True)
+    """Print a line on standard error, so that it is kept out of results; not with `--quiet`."""
+    if not progress.quiet:
+        typer.echo(note, err=True)
 
 
-def print_json(value: Any, *, ascii: bool = False) -> None:
-    """Print JSON; in ASCII if it may have file names, which need not be valid text."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=ascii))
+def print_json(value: Any) -> None:
+    """Print JSON in ASCII, because file names need not be valid text."""
+    typer.echo(json.dumps(value, indent=2))
 
 
 def print_table(

@@ -46,7 +46,9 @@ def predict(
     ] = None,
     out: Annotated[
         Path | None,
-        Option("--out", "-o", help="The file to write: .xlsx or text (default: standard output)."),
+        opt.output_file(
+            "--out", "-o", help="The file to write: .xlsx or text (default: standard output)."
+        ),
     ] = None,
     format: Annotated[
         Literal["csv", "jsonl"], Option(help="A table, or one JSON object per line.")
@@ -54,27 +56,16 @@ def predict(
     explain: Annotated[
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
-    max_risk: Annotated[
-        float | None,
-        Option(help="Abstain so that at most this share of the other predictions is wrong."),
-    ] = None,
+    max_risk: opt.MaxRiskOption = None,
     confidence: Annotated[
         float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
     ] = 0.9,
-    coverage: Annotated[
-        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
-    ] = None,
+    coverage: opt.CoverageOption = None,
     prior: Annotated[
         str | None,
         Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
     ] = None,
-    sensitivity: Annotated[
-        float | None,
-        Option(
-            help="Several findings: answer no so that this share of the images with one is kept "
-            "(default: that of `ogkd calibrate`)."
-        ),
-    ] = None,
+    sensitivity: opt.SensitivityOption = None,
     cases: Annotated[
         str | None,
         Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
@@ -98,9 +89,10 @@ def predict(
     """Classify images and print one row for each, with the probability of every class.
 
     A file that cannot be read gets a row with the reason, and the exit code is
-    1. `abstain` needs --max-risk and a calibrated model (`ogkd calibrate`);
-    `set` that, or a model that learned from enough images. `unfamiliar` marks
-    images unlike everything that the model learned from.
+    1; it is 3 if there are no images at all. `abstain` needs --max-risk and a
+    calibrated model (`ogkd calibrate`); `set` that, or a model that learned from
+    enough images. `unfamiliar` marks images unlike everything that the model
+    learned from.
 
     A model that was fitted on cases of several images (`ogkd fit --cases` or
     --slices) gives a row for each case, with the images that decided it. Where a
@@ -116,21 +108,19 @@ def predict(
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
-    opt.refuse_folders(out=out)
     if format == "jsonl" and out is not None and out.suffix.lower() == ".xlsx":
         raise ConfigError(f"format jsonl is text, but {out} is a sheet.", argument="format")
     policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]
+        # Else it warns now, and at the end again.
         shown = encoding.find_cases(paths, columns) if backbone is None else []
         classifier = _zero_shot(zero_shot, prompts, shown, backbone, engine, encoding)
-    elif prompts is not None or not images:
-        raise ConfigError(
-            f"Give image files or folders after the model: ogkd predict {model} IMAGES... "
-            "(--prompts only applies to --zero-shot)."
-        )
+    elif prompts is not None:
+        raise ConfigError("It only applies to --zero-shot.", argument="prompts")
     else:
-        paths = images
+        paths = images or []
+        _check_order(model, paths)
         classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
     given = {"by": cases, "slices": slices, "slice": encoding.slice}
     rule = {name: value for name, value in given.items() if value is not None}
@@ -149,11 +139,11 @@ def predict(
     decisions = decider.decide(todo, encode, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
     output: AbstractContextManager[TextIO | Sheet] = nullcontext(sys.stdout)
-    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(todo))
+    bars: AbstractContextManager[Bar | None] = nullcontext()
     if out is not None:
         output = write_rows(out)
-    elif sys.stdout.isatty():
-        bars = nullcontext()  # the rows themselves are printed on the terminal
+    if out is not None or not sys.stdout.isatty():  # else the rows show the progress
+        bars = progress_bar("Predicting", len(todo))
     counts: Counter[str] = Counter()
     with output as file, bars as bar:
         write = row_writer(file, classifier.task, format, joined=grouping.joins_images)
@@ -172,6 +162,17 @@ def predict(
         sys.exit(1)
 
 
+def _check_order(model: Path, images: list[Path]) -> None:
+    from ogkd.model.classifier import CARD
+
+    if not images:
+        raise ConfigError(f"Give image files or folders: ogkd predict {model} IMAGES...")
+    if (images[-1] / CARD).is_file() and not (model / CARD).is_file():
+        raise ConfigError(
+            f"The model comes first: ogkd predict {images[-1]} {model}.", argument="model"
+        )
+
+
 def _zero_shot(
     classes: str,
     prompts: str | None,
@@ -184,7 +185,6 @@ def _zero_shot(
         opt.read_classes(classes) or [],
         backbone=backbone or FitRequest.backbone,
         prompts=prompts,
-        # Else it warns now, and at the end again.
         images=[case.image for case in cases],
         device=encoding.device,
         engine=engine or FitRequest.engine,

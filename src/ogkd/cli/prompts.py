@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,14 +15,7 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
-from ogkd.prompts.bank import (
-    bank_digest,
-    fold,
-    import_bank,
-    keep_classes,
-    read_bank,
-    shipped_banks,
-)
+from ogkd.prompts.bank import bank_digest, fold, read_bank, shipped_banks
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
 from ogkd.prompts.templates import find_modality, modality_bank, require_classes
@@ -39,43 +33,37 @@ _SHIPPED = 50  # prompts per class of the banks that come with the package, and 
 def show(
     bank: Annotated[
         Path | None,
-        Argument(help="A JSON file or the name of a bank (default: list the banks there are)."),
+        Argument(help="A file or the name of a bank (default: list the banks there are)."),
     ] = None,
-    class_name: Annotated[str | None, Argument(help="Show only this class.")] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """List the banks that there are, or print the texts of one, or of one class."""
-    if bank is None:
-        released = {RELEASED: released_path()} if released_path().is_file() else {}
-        banks = {name: read_bank(path) for name, path in (shipped_banks() | released).items()}
-        if as_json:
-            print_json(banks)
-            return
-        cells = [
-            [name, sum(map(len, each.values())), ", ".join(each)] for name, each in banks.items()
-        ]
-        print_table(("bank", "prompts", "classes"), cells)
-        return
-    texts_by_class = read_bank(bank)
-    if class_name is not None:
-        texts_by_class = keep_classes(texts_by_class, [class_name])
+    """List the banks that there are, or print the texts of one."""
+    released = [RELEASED] if released_path().is_file() else []
+    names = [bank] if bank else [*shipped_banks(), *released]
+    banks = {str(name): read_bank(name) for name in names}
     if as_json:
-        print_json(texts_by_class)
-        return
-    for name, texts in texts_by_class.items():
-        typer.secho(f"{name} ({len(texts)})", bold=True)
-        for text in texts:
-            typer.echo(f"  {text}")
+        print_json(banks if bank is None else banks[str(bank)])
+    elif bank is None:
+        cells = [[name, _count(texts), ", ".join(texts)] for name, texts in banks.items()]
+        print_table(("bank", "prompts", "classes"), cells)
+    else:
+        for name, texts in banks[str(bank)].items():
+            typer.secho(f"{name} ({len(texts)})", bold=True)
+            typer.echo("".join(f"  {text}\n" for text in texts), nl=False)
+
+
+def _count(bank: Mapping[str, Sequence[str]]) -> int:
+    return sum(map(len, bank.values()))
 
 
 @app.command("check")
 def check(
     banks: Annotated[
-        list[Path] | None, Argument(help="JSON files or names (default: all shipped banks).")
+        list[Path] | None, Argument(help="Files or names of banks (default: all shipped banks).")
     ] = None,
 ) -> None:
     """Look for duplicates, wrong lengths, missing class names. Exit code 1 on errors."""
-    failed = []
+    failed = False
     for path in banks or map(Path, shipped_banks()):
         bank = read_bank(path)
         findings = check_bank(bank, count=_SHIPPED if str(path) in shipped_banks() else None)
@@ -84,61 +72,46 @@ def check(
             typer.echo(f"{finding.class_name}: {finding.message} [{finding.rule}]")
             for text in finding.texts:
                 typer.echo(f"        {text!r}")
-        failed.append(any(finding.severity == "error" for finding in findings))
-        verdict = "FAILED" if failed[-1] else "passed"
-        typer.echo(f"{path}: {len(bank)} classes, {sum(map(len, bank.values()))} texts, {verdict}")
-    if any(failed):
-        raise typer.Exit(1)
+        errors = any(finding.severity == "error" for finding in findings)
+        failed = failed or errors
+        verdict = "FAILED" if errors else "passed"
+        typer.echo(f"{path}: {len(bank)} classes, {_count(bank)} texts, {verdict}")
+    raise typer.Exit(int(failed))
 
 
 @app.command("new")
 def new(
-    classes: Annotated[
-        str, Option("--classes", "-c", help="Class names, separated by commas.")
-    ] = "",
+    classes: Annotated[str, Option("--classes", "-c", help="Class names, separated by commas.")],
     modality: Annotated[
         str, Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
     ] = "any",
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
-    source: Annotated[
-        Path | None,
-        Option("--from", help="Convert a CSV or TSV file with columns class and text."),
-    ] = None,
     model: Annotated[
         str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
     ] = None,
     *,
-    out: Annotated[Path, Option("--out", "-o", help="The JSON file to write.")],
+    out: opt.OutFile,
 ) -> None:
-    """Write a bank: from templates, a language model, or texts in another format.
+    """Write a bank: from templates, or by a language model.
 
     Templates for a modality are a start to edit. With --model, the endpoint
     with OpenAI's API at OGKD_LLM_URL writes 50 texts for each class; only class
     names, modality, organ and texts are sent, never images, and its key is
     taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
-    classes. With --from, a table of texts is converted.
+    classes.
     """
-    opt.refuse_folders(out=out)
-    names = require_classes(classes.split(",")) if classes or source is None else []
+    names = require_classes(classes.split(","))
     if model is not None:
         from ogkd.prompts.generate import Order
 
-        if source is not None:
-            raise ConfigError("Give either --from or --model, not both.")
         order = Order(tuple(names), _SHIPPED, find_modality(modality).title, organ)
         bank = _generate(order, model, out)
     elif out.exists():
         raise ConfigError(f"{out} already exists.", argument="out")
-    elif source is None:
-        bank = modality_bank(names, modality=modality, organ=organ)
     else:
-        bank = import_bank(source)
-        bank = keep_classes(bank, names) if names else bank
-    write_json(out, bank)
-    typer.echo(f"{len(bank)} classes with {sum(map(len, bank.values()))} texts -> {out}")
-    if findings := check_bank(bank):
-        errors = sum(finding.severity == "error" for finding in findings)
-        say(f"{errors} error(s) and {len(findings) - errors} warning(s) in the texts.")
+        bank = modality_bank(names, modality=modality, organ=organ)
+        write_json(out, bank)
+    typer.echo(f"{len(bank)} classes with {_count(bank)} texts -> {out}")
     typer.echo(f"Next: read and edit the texts, then `ogkd prompts check {out}`.")
 
 
@@ -186,7 +159,5 @@ def fetch(
         bank = fetch_released()
     else:
         bank = import_released(Path(source))
-    typer.echo(
-        f"{len(bank)} classes with {sum(map(len, bank.values()))} texts -> {released_path()}"
-    )
+    typer.echo(f"{len(bank)} classes with {_count(bank)} texts -> {released_path()}")
     typer.echo(f"sha256 of the texts: {bank_digest(bank)}")

@@ -36,14 +36,13 @@ class Metric:
         """The factor from the stored to the printed number."""
         return 100.0 if self.percent else 1.0
 
-    def text(self, value: float, *, more: int = 0) -> str:
-        """The printed number without its unit; `more` adds decimals.
+    def text(self, value: float) -> str:
+        """The printed number without its unit.
 
-        >>> METRICS["accuracy"].text(0.8125), METRICS["brier"].text(0.25, more=1)
-        ('81.2', '0.2500')
+        >>> METRICS["accuracy"].text(0.8125), METRICS["brier"].text(0.25)
+        ('81.2', '0.250')
         """
-        decimals = 1 if self.percent else 3
-        return f"{value * self.scale:.{decimals + more}f}"
+        return f"{value * self.scale:.{1 if self.percent else 3}f}"
 
 
 _KAPPA = "agreement beyond chance; an error of two grades counts more than one of one"

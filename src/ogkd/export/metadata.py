@@ -6,14 +6,13 @@ from importlib.metadata import version
 from typing import Any
 
 from ogkd.export.graph import INPUT, exported_poolings, question_scales
-from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION, PoolingCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, engine_note
 from ogkd.model.policy import Policy
 
 KEY = "ogkd"  # of the JSON in the file's metadata
-SCHEMA = 2
+SCHEMA = 3
 
 
 def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> dict[str, Any]:
@@ -32,14 +31,9 @@ def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> d
         },
         "preprocessing": {
             "colour": "RGB",
-            "size": prep.size,
-            "resize": prep.resize,
             "crop": "center",
-            "interpolation": prep.interpolation,
             "antialias": True,
-            "mean": list(prep.mean),
-            "std": list(prep.std),
-            "steps": _steps(prep),
+            **prep.identity(),
         },
         "cases": _cases(classifier),
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
@@ -86,23 +80,6 @@ def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, An
     return {"questions": questions, "calibration": values}
 
 
-def _steps(prep: Preprocessing) -> str:
-    size, scale, crop = prep.size, f"Scale both sides to {prep.size}", ""
-    if prep.resize == "shortest":
-        scale = (
-            f"Cut a side longer than {LONGEST} times the other to that, centrally. Scale the short "
-            f"side to {size} and the long one to int({size} * long / short)"
-        )
-        crop = (
-            f" Crop the central {size} x {size}: left = round((width - {size}) / 2), top likewise."
-        )
-    return (
-        "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their own "
-        f"smallest and largest value. {scale} with Pillow's {prep.interpolation} filter.{crop} "
-        "Divide by 255, subtract mean and divide by std per channel, channels first."
-    )
-
-
 def _cases(classifier: Classifier) -> dict[str, Any]:
     """What a program needs to make cases, and to pool those that do not fit into one batch."""
     grouping = classifier.card.grouping
@@ -111,16 +88,4 @@ def _cases(classifier: Classifier) -> dict[str, Any]:
         return made
     pairs = zip(exported_poolings(classifier), classifier.task.question_normal(), strict=True)
     poolings = [PoolingCard.of(p).model_dump() | {"normal": list(normal)} for p, normal in pairs]
-    return made | {"poolings": poolings, "steps": _POOLING}
-
-
-_POOLING = (
-    "The N images of a batch are one case: `probabilities` is its answer, `weights` the share of "
-    "each image in it. A case too large for one batch: run it in parts, ask for `logits` alone, "
-    "join them, and pool each of `questions` with its entry in `poolings`. z [N, C] are its "
-    "logits: those of its names, and 0 for a name that is not in `class_names`; r = z - "
-    "logsumexp(z over the classes `normal`, or over all if there are none); s = tau * "
-    "log(mean(exp(r / tau))) over the images (tau 0: the largest; null: the mean); u = (1 - 1 / N) "
-    "* mean(r) over them; probabilities = softmax((heat * s - mean_weight * u + bias) / "
-    "temperature + shift)."
-)
+    return made | {"poolings": poolings}

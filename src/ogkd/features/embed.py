@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import local_folder
@@ -64,16 +63,7 @@ def embed_images(
     return len(files), bad
 
 
-def embed_texts(backbone: Backbone, lines: Sequence[str], out: Path) -> None:
-    """Write `texts` [N, d], one row for each line."""
-    with write_atomically(out, suffixes=(".safetensors",)) as aside:
-        # Written by Python, as safetensors does not tell a full disk from other errors.
-        features = {"texts": backbone.encode_texts(lines)}
-        aside.write_bytes(save(features, _metadata(backbone, lines=lines)))
-
-
-def _metadata(backbone: Backbone, **rows: Sequence[str]) -> dict[str, str]:
-    lists = {name: json.dumps(texts) for name, texts in rows.items()}
+def _metadata(backbone: Backbone, files: Sequence[str]) -> dict[str, str]:
     folder = local_folder(backbone.name)
     name = folder.name if folder else backbone.name
-    return {"backbone": name, "digest": backbone.digest, **lists}
+    return {"backbone": name, "digest": backbone.digest, "files": json.dumps(files)}

@@ -15,7 +15,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +74,7 @@ class FeatureStore:
 
     def __init__(self, backbone: Backbone, *, root: Path | None = None) -> None:
         self.backbone = backbone
-        parts = [backbone.digest, asdict(backbone.preprocessing)]
+        parts = [backbone.digest, backbone.preprocessing.identity()]
         if backbone.device.type != "cpu":  # another kind of device rounds in another way
             parts.append(backbone.device.type)
         recipe = json.dumps(parts, sort_keys=True)

@@ -18,7 +18,7 @@ import psutil
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ogkd.errors import DataError, OgkdError, out_of_memory
+from ogkd.errors import DataError, NoImagesError, OgkdError, out_of_memory
 from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import filled_slices, read_nifti
@@ -212,7 +212,7 @@ def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
         else:
             raise DataError(f"There is no file or folder {path}.")
     if not images:
-        raise DataError(f"No images found with the endings {', '.join(sorted(EXTENSIONS))}.")
+        raise NoImagesError(f"No images found with the endings {', '.join(sorted(EXTENSIONS))}.")
     return list(images)
 
 

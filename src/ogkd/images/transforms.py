@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,19 +33,34 @@ _RESAMPLE = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preprocessing:
     """How one backbone wants its images.
 
-    `resize` is "shortest" (short side to `size`, then centre crop) or "squash" (both sides
-    to `size`, the aspect lost, as SigLIP does).
+    `resize` is "shortest" (short side to `scaled`, which is `size` if not given, then centre
+    crop), "squash" (both sides to `size`, the aspect lost, as SigLIP does), "pad" (long side to
+    `size`, then black at the right and below, as FLAIR does) or "pad_center" (black around a
+    smaller or oblong image, then to `size`, as MedCLIP does).
     """
 
     size: int = 224
     mean: Triple = CLIP_MEAN
     std: Triple = CLIP_STD
     interpolation: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
-    resize: Literal["shortest", "squash"] = "shortest"
+    resize: Literal["shortest", "squash", "pad", "pad_center"] = "shortest"
+    scaled: int | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """All fields but those added later that are not in use: digests were made without them."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "scaled" or value is not None
+        }
+
+    def __repr__(self) -> str:
+        values = (f"{name}={value!r}" for name, value in self.identity().items())
+        return f"{type(self).__name__}({', '.join(values)})"
 
 
 def center_crop(image: RGB, prep: Preprocessing) -> RGB:
@@ -55,16 +70,31 @@ def center_crop(image: RGB, prep: Preprocessing) -> RGB:
     resample = _RESAMPLE[prep.interpolation]
     if prep.resize == "squash":
         return _rgb(picture.resize((size, size), resample))
+    if prep.resize == "pad":
+        factor = max(picture.size) / size
+        width, height = (max(1, int(side / factor)) for side in picture.size)
+        return _rgb(_on_black(picture.resize((width, height), resample), size, 0, 0))
+    if prep.resize == "pad_center":
+        side = max(size, *picture.size)
+        left, top = ((side - length) // 2 for length in picture.size)
+        return _rgb(_on_black(picture, side, left, top).resize((size, size), resample))
     picture = _without_far_ends(picture)
     width, height = picture.size
     short, long = sorted((width, height))
-    scaled = int(size * long / short)
-    new = (size, scaled) if width <= height else (scaled, size)
+    target = prep.scaled or size
+    scaled = int(target * long / short)
+    new = (target, scaled) if width <= height else (scaled, target)
     if new != picture.size:
         picture = picture.resize(new, resample)
     left = round((new[0] - size) / 2.0)
     top = round((new[1] - size) / 2.0)
     return _rgb(picture.crop((left, top, left + size, top + size)))
+
+
+def _on_black(picture: Image.Image, side: int, left: int, top: int) -> Image.Image:
+    square = Image.new(picture.mode, (side, side))
+    square.paste(picture, (left, top))
+    return square
 
 
 def _picture(image: RGB) -> Image.Image:

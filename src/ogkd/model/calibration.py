@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ogkd.data.task import Array, Labels, Masks, Probabilities, Task, softmax
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, pluralize
 from ogkd.files import write_json
 from ogkd.model.scaling import (
     CONFIDENCE,
@@ -299,6 +299,14 @@ class Calibration(BaseModel):
     def split(self) -> bool:
         """Whether sets and thresholds are of cases that the scale has not seen."""
         return any(question.first_confidences for question in self.questions)
+
+    def quality(self, unit: str = "image") -> str:
+        """How often the model was right on these cases; "" for several findings."""
+        if len(self.questions) > 1:
+            return ""
+        right = [*self.questions[0].first_correct, *self.questions[0].correct]
+        cases, share = pluralize(len(right), unit), 100 * sum(right) / len(right)
+        return f"Right on {sum(right)} of {cases} that it had not learned from ({share:.0f} %)"
 
     @property
     def seen(self) -> frozenset[str]:

@@ -7,7 +7,6 @@ import math
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +57,7 @@ class BackboneCard(BaseModel):
             name=name,
             digest=backbone.digest,
             embed_dim=backbone.embed_dim,
-            preprocessing=asdict(backbone.preprocessing),
+            preprocessing=backbone.preprocessing.identity(),
             engine=backbone.engine,
         )
 
@@ -68,12 +67,12 @@ class BackboneCard(BaseModel):
         That is the folder that a model was fitted with here, or one beside the model; None if
         there is neither.
         """
-        if find_record(self.name) is not None or "/" in self.name:  # known, or on the hub
-            return self.name
-        known = [model.resolve().parent / self.name]
+        is_name = find_record(self.name) is not None or "/" in self.name  # known, or on the hub
+        known = [] if is_name else [model.resolve().parent / self.name]
         with contextlib.suppress(OSError, ValueError):
             known.insert(0, Path((_places() / self.digest).read_text(encoding="utf-8")))
-        return next((folder for folder in known if folder.is_dir()), None)
+        folder = next((folder for folder in known if folder.is_dir()), None)
+        return self.name if folder is None and is_name else folder
 
     @property
     def short_name(self) -> str:
@@ -207,9 +206,11 @@ class ModelCard(BaseModel):
         try:
             return read_record(path, cls, oldest=SCHEMA, newest=SCHEMA)
         except OSError as error:
+            inner = path.parent / "model"  # where `ogkd start` puts it
+            near = f" Did you mean {inner}?" if (inner / path.name).is_file() else ""
             raise ConfigError(
-                f"{path.parent} is not a model folder: there is no readable {path.name}. "
-                "Give the folder of a fitted model."
+                f"{path.parent} is not a model folder: there is no readable {path.name}.{near}",
+                argument="model",
             ) from error
         except ValueError as error:
             raise ConfigError(

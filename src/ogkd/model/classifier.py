@@ -191,8 +191,9 @@ class Classifier:
             (folder / SUPPORT).write_bytes(support)
         if self.calibration is not None:
             calibration = self.calibration.model_copy(update={"weights_sha256": digest})
-            calibration.write(folder / CALIBRATION)
-        write_text(folder / README, readme(self.card, self.calibration), ours=True)
+            write_calibration(folder, self.card, calibration)
+        else:
+            write_text(folder / README, readme(self.card, None), ours=True)
 
     def push_to_hub(self, hub_id: str, *, private: bool = True, message: str = "ogkd") -> str:
         """Write the model to the hub as "org/name" and return its address; `ogkd.load` reads it.
@@ -200,6 +201,12 @@ class Classifier:
         It holds features of the images learned from: keep it private unless these may be shared.
         """
         return push(self, hub_id, private=private, message=message)
+
+
+def write_calibration(folder: Path, card: ModelCard, calibration: Calibration) -> None:
+    """Write a calibration into a model's folder, whose README then says so."""
+    calibration.write(folder / CALIBRATION)
+    write_text(folder / README, readme(card, calibration), ours=True)
 
 
 def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:

@@ -106,18 +106,6 @@ def can_judge(support: SupportFeatures | None) -> bool:
     return support is not None and len(support.features) >= FEWEST
 
 
-def nearest(
-    support: SupportFeatures, features: NDArray[np.float32], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The k nearest support images of each row of features [N, d], the nearest first.
-
-    Gives their numbers [N, k] and cosines [N, k]; k is cut to the size of the support.
-    """
-    cosines = (_unit(features) @ _unit(support.features).T).astype(np.float32)  # [N, M]
-    order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-    return order.astype(np.int64), np.take_along_axis(cosines, order, axis=1)
-
-
 def is_in_distribution(
     support: SupportFeatures, features: NDArray[np.float32], width: int
 ) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 from ogkd.data.names import fold_name
 from ogkd.data.task import Array, Probabilities
 from ogkd.errors import ConfigError, did_you_mean
-from ogkd.model.scaling import CONFIDENCE
+from ogkd.model.scaling import CONFIDENCE, check_share
 
 _TOLERANCE = 0.01  # of the sum of a prior: shares may be rounded to percents
 
@@ -36,6 +36,9 @@ class Policy:
     sensitivity: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("max_risk", "confidence", "coverage", "sensitivity"):
+            if (share := getattr(self, name)) is not None:
+                check_share(name, share)
         if self.prior is not None and self.max_risk is not None:
             raise ConfigError(
                 "max_risk cannot be guaranteed with a prior: the share of errors depends on how "

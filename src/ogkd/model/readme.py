@@ -45,7 +45,7 @@ def _body(card: ModelCard, calibration: Calibration | None) -> Iterator[str]:
     yield f"- Method: `{card.method}`{f', preset `{card.preset}`' if card.preset else ''}"
     yield f"- Backbone: {_plain(card.backbone.name)}, digest `{card.backbone.digest[:12]}`"
     yield f"- Prompts: {_plain(card.prompts or 'templates')}"
-    yield f"- {_calibrated(calibration)}\n"
+    yield f"- {_calibrated(card, calibration)}\n"
     yield "```console"
     yield "ogkd predict THIS_FOLDER IMAGES... > answers.csv"
     yield "ogkd evaluate THIS_FOLDER LABELLED_IMAGES"
@@ -57,10 +57,12 @@ def _body(card: ModelCard, calibration: Calibration | None) -> Iterator[str]:
     yield "- The folder holds features of the images learned from, but no image and no file name."
 
 
-def _calibrated(calibration: Calibration | None) -> str:
+def _calibrated(card: ModelCard, calibration: Calibration | None) -> str:
     if calibration is None:
         return "Not calibrated: probabilities were not compared with outcomes"
-    return f"Calibrated on {pluralize(calibration.cases, 'case')}"
+    unit = card.grouping.unit
+    quality = calibration.quality(unit)
+    return f"Calibrated on {pluralize(calibration.cases, unit)}{f'. {quality}' * bool(quality)}"
 
 
 def _plain(text: str) -> str:

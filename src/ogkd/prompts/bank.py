@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ogkd.errors import ConfigError, DataError, did_you_mean
+from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import is_text, read_json, read_text, read_toml
 from ogkd.prompts.released import RELEASED, require_released
 
@@ -65,26 +65,45 @@ def bank_digest(bank: Mapping[str, Sequence[str]] | None) -> str:
 
 
 def read_bank(path: str | Path) -> dict[str, list[str]]:
-    """Read and check a bank; a bare name means one of the shipped banks, or "released"."""
+    """Read and check a bank; a bare name means one of the shipped banks, or "released".
+
+    A table (CSV or TSV with the columns class and text) has one text per row; white space is
+    normalised. Texts keep their order and repetitions: a text that is there twice counts twice in a
+    prototype.
+    """
     path = Path(path)
     if not path.exists() and path.name == str(path):
         path = shipped_banks().get(path.name.lower(), path)
         path = require_released() if str(path) == RELEASED else path
+    is_table = path.suffix.lower() in (".csv", ".tsv")
     try:
-        bank = read_json(path, hook=_unique)
+        bank = _read_table(path) if is_table else read_json(path, hook=_unique)
     except OSError as error:
         raise ConfigError(
             f"Cannot read {path}: {error.strerror}. Give a JSON file, '{RELEASED}', or a shipped "
             f"bank's name: {', '.join(shipped_banks())}.",
             argument="prompts",
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}).", argument="prompts") from error
+    except (ValueError, KeyError, AttributeError, csv.Error) as error:
+        expected = "a table with the columns class and text" if is_table else "valid JSON"
+        raise ConfigError(f"{path} is not {expected} ({error}).", argument="prompts") from error
     if not isinstance(bank, dict) or not bank:
         raise ConfigError(
             f'{path} must be an object like {{"class name": ["text", ...]}}.', argument="prompts"
         )
     _check(bank, str(path))
+    return bank
+
+
+def _read_table(path: Path) -> dict[str, list[str]]:
+    bank: dict[str, list[str]] = {}
+    spelling: dict[str, str] = {}
+    lines = read_text(path, encoding="utf-8-sig").splitlines(keepends=True)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    for row in csv.DictReader(lines, delimiter=delimiter, strict=True):
+        name, text = (" ".join(row[key].split()) for key in ("class", "text"))
+        if name and text:
+            bank.setdefault(spelling.setdefault(fold(name), name), []).append(text)
     return bank
 
 
@@ -136,41 +155,6 @@ def fallback_note(
         if not _missing(class_names, read_json(path)):
             return f"{note} There are prompts for these classes: add --prompts {name}."
     return f"{note} Texts that describe what is seen may work better (`ogkd prompts new`)."
-
-
-def import_bank(path: Path) -> dict[str, list[str]]:
-    """Read texts by class from CSV or TSV with the columns class and text; one text per row.
-
-    White space is normalised. Texts keep their order and their repetitions: a text that is there
-    twice counts twice in a prototype.
-    """
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    bank: dict[str, list[str]] = {}
-    spelling: dict[str, str] = {}
-    try:
-        lines = read_text(path, encoding="utf-8-sig").splitlines(keepends=True)
-        for row in csv.DictReader(lines, delimiter=delimiter, strict=True):
-            name, text = (" ".join(row[key].split()) for key in ("class", "text"))
-            if name and text:
-                bank.setdefault(spelling.setdefault(fold(name), name), []).append(text)
-    except (OSError, ValueError, KeyError, AttributeError, csv.Error) as error:
-        raise DataError(
-            f"{path} is not a table with the columns class and text ({error}).", argument="source"
-        ) from error
-    if not bank:
-        raise DataError(f"{path} has no texts by class.", argument="source")
-    return bank
-
-
-def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """The texts of these classes, in their order and spelling."""
-    folded = {fold(name): texts for name, texts in bank.items()}
-    if missing := [name for name in names if fold(name) not in folded]:
-        raise ConfigError(
-            f"There are no texts for {', '.join(missing)}, only for {', '.join(bank)}.",
-            argument="classes",
-        )
-    return {name: folded[fold(name)] for name in names}
 
 
 def fold(name: str) -> str:

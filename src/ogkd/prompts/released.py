@@ -9,41 +9,20 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import hashlib
-import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import cache_dir, read_bytes, write_json
+from ogkd.files import cache_dir, read_bytes, read_toml, write_json
 
 RELEASED = "released"
 
 
-@dataclass(frozen=True)  # not a pydantic model, whose import would delay `ogkd --help`
-class Pin:
-    """Which file it is, and what is known of it; see released.toml."""
-
-    repository: str
-    commit: str
-    path: str
-    variable: str
-    licence: str
-    classes: int
-    texts: int
-
-    @property
-    def url(self) -> str:
-        from ogkd.download import GITHUB
-
-        return f"{GITHUB}/{self.repository}/{self.commit}/{self.path}"
-
-
 @functools.cache
-def pin() -> Pin:
-    text = Path(__file__).with_name("released.toml").read_text(encoding="utf-8")
-    return Pin(**tomllib.loads(text))
+def pin() -> SimpleNamespace:
+    """Which file it is, and what is known of it, as in released.toml."""
+    return SimpleNamespace(**read_toml(Path(__file__).with_name("released.toml")))
 
 
 def released_path() -> Path:
@@ -63,15 +42,15 @@ def require_released() -> Path:
 
 def fetch_released() -> dict[str, list[str]]:
     """Download the bank's file at its pinned commit, check it and store the bank."""
-    from ogkd.download import download, hub_offline, mirrored
+    from ogkd.download import GITHUB, download, hub_offline, mirrored
 
+    url = f"{GITHUB}/{pin().repository}/{pin().commit}/{pin().path}"
     if hub_offline():
         raise DataError(
-            f"HF_HUB_OFFLINE is set, so {pin().url} is not downloaded; get it on another machine "
+            f"HF_HUB_OFFLINE is set, so {url} is not downloaded; get it on another machine "
             "and run `ogkd prompts fetch FILE`."
         )
-    target = released_path().with_name(Path(pin().path).name)
-    path = download(mirrored(pin().url), target).path
+    path = download(mirrored(url), released_path().with_name(Path(pin().path).name)).path
     try:
         return import_released(path)
     finally:
@@ -92,9 +71,6 @@ def import_released(path: Path) -> dict[str, list[str]]:
             argument="source",
         )
     write_json(released_path(), bank, ours=True)
-    digest = hashlib.sha256(content).hexdigest()
-    source = {"url": pin().url, "licence": pin().licence, "file_sha256": digest}
-    write_json(released_path().with_name(f"{RELEASED}.source.json"), source, ours=True)
     return dict(bank)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from ogkd.errors import ConfigError, did_you_mean
+from ogkd.files import read_toml
 from ogkd.prompts.bank import fold
 
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
@@ -21,18 +21,14 @@ class Modality:
 
     name: str
     title: str
-    aliases: tuple[str, ...]
-    templates: tuple[str, ...]
+    aliases: Sequence[str]
+    templates: Sequence[str]
 
 
 @cache
 def modalities() -> dict[str, Modality]:
-    with (Path(__file__).parent / "templates.toml").open("rb") as file:
-        records = tomllib.load(file)
-    return {
-        name: Modality(name, record["title"], tuple(record["aliases"]), tuple(record["templates"]))
-        for name, record in records.items()
-    }
+    records = read_toml(Path(__file__).with_name("templates.toml"))
+    return {name: Modality(name, **record) for name, record in records.items()}
 
 
 def find_modality(name: str) -> Modality:

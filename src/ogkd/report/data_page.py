@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from ogkd.audit import Audit
 from ogkd.errors import DataError
+from ogkd.evaluation.sections import Card, Section, Table
 from ogkd.files import write_text
 from ogkd.images import ImageRef, data_uri, read_image
-from ogkd.progress import progress_bar
 from ogkd.report.page import render
 
 _THUMB = 176  # pixels
 _MOST = 60  # pairs, sets or suspects shown; the JSON file lists all
-_CASES = 12  # files listed under a finding
 _COPIES = 6  # images shown of one set
-
-Card = tuple[Sequence[int], str]  # image numbers, words below them
 
 
 def write_data_check(audit: Audit, *, images: Sequence[ImageRef], out: Path) -> None:
     """Write the page; `images` are those that were checked, for their thumbnails."""
-    numbers = dict.fromkeys(
-        number for _, _, cards in _galleries(audit) for members, _ in cards for number in members
-    )
-    thumbs: dict[int, str] = {}
-    with progress_bar("Drawing thumbnails", len(numbers)) as bar:
-        for number in numbers:
-            with contextlib.suppress(DataError):  # it was readable during the check
-                image = Image.fromarray(read_image(images[number]))
-                thumbs[number] = data_uri(image, most=_THUMB)
-            bar.advance()
-    write_text(
-        out, data_check_page(audit, lambda number: thumbs.get(number, "")), suffixes=(".html",)
-    )
+
+    def thumb(number: int) -> str:
+        with contextlib.suppress(DataError):  # it was readable during the check
+            return data_uri(Image.fromarray(read_image(images[number])), most=_THUMB)
+        return ""
+
+    write_text(out, data_check_page(audit, thumb), suffixes=(".html",))
 
 
 def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
     """The page's text; `thumb` returns the data URI of an image by number, or ''."""
     facts, sizes = audit.facts, list(audit.facts.sizes)
+    rows = [
+        (name, *(str(counts[name]) for counts in facts.counts.values()))
+        for name in next(iter(facts.counts.values()))
+    ]
+    head = ("class", *(split or "images" for split in facts.counts))
     return render(
         "data_check.html",
         title=f"Data check: {audit.data}",
@@ -56,19 +51,24 @@ def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
             ("unknown" if facts.groups is None else facts.groups, "patients (groups)"),
         ],
         findings=audit.findings,
-        cases=_CASES,
-        copies=_COPIES,
-        counts=facts.counts,
-        class_names=list(next(iter(facts.counts.values()))),
-        galleries=[
-            (title, count, [_card(audit, members, words, thumb) for members, words in cards])
-            for title, count, cards in _galleries(audit)
+        sections=[
+            Section("Images per class", table=Table(head, tuple(rows)), key="counts"),
+            *_galleries(audit, thumb),
         ],
     )
 
 
-def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
-    """Title, number of all cases and the cards shown, for each gallery that has any."""
+def _galleries(audit: Audit, thumb: Callable[[int], str]) -> Iterator[Section]:
+    """Copies and suspicious labels; copies across labels or splits come first."""
+
+    def harm(entry: tuple[Sequence[int], str]) -> int:
+        images = [audit.records[number] for number in entry[0]]
+        return len({image.label for image in images}) + len({image.split for image in images})
+
+    def picture(number: int) -> tuple[str, str, str]:
+        image = audit.records[number]
+        return thumb(number), image.file, ", ".join(filter(None, (image.split, image.label)))
+
     exact = [(members, f"{len(members)} times the same pixels") for members in audit.exact]
     near = [
         ((pair.first, pair.second), f"{pair.bits} of 64 bits differ, likeness {pair.likeness:.3f}")
@@ -78,33 +78,16 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
         ((each.image,), f"labelled {each.given} ({each.score:.3f}), looks like {each.suggested}")
         for each in (audit.labels.suspects if audit.labels else ())
     ]
-
-    def harm(card: Card) -> int:
-        """Copies across labels or splits come first."""
-        images = [audit.records[number] for number in card[0]]
-        return len({image.label for image in images}) + len({image.split for image in images})
-
-    galleries: dict[str, list[Card]] = {
-        "Identical images": sorted(exact, key=harm, reverse=True),
-        "Nearly identical images": sorted(near, key=harm, reverse=True),
-        "Suspicious labels": list(suspects),
-    }
-    return [
-        (title, len(cards), [(members[:_COPIES], words) for members, words in cards[:_MOST]])
-        for title, cards in galleries.items()
-        if cards
-    ]
-
-
-def _card(
-    audit: Audit, members: Sequence[int], words: str, thumb: Callable[[int], str]
-) -> Mapping[str, Any]:
-    images = [audit.records[number] for number in members]
-    names = [", ".join(filter(None, (image.split, image.label))) for image in images]
-    return {
-        "apart": len(set(names)) > 1,
-        "words": words,
-        "images": list(
-            zip(names, (image.file for image in images), map(thumb, members), strict=True)
-        ),
-    }
+    for title, key, entries in (
+        ("Identical images", "identical", sorted(exact, key=harm, reverse=True)),
+        ("Nearly identical images", "near", sorted(near, key=harm, reverse=True)),
+        ("Suspicious labels", "labels", suspects),
+    ):
+        cards = [
+            Card(words, "", tuple(map(picture, members[:_COPIES])))
+            for members, words in entries[:_MOST]
+        ]
+        text = f"{len(cards)} of {len(entries)} shown; the JSON file lists all."
+        if cards:
+            shown = (text,) if len(entries) > len(cards) else ()
+            yield Section(f"{title} ({len(entries)})", shown, key=key, cards=tuple(cards))

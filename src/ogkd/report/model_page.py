@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ogkd.audit import Audit, audit_data
 from ogkd.data.case import Dataset
 from ogkd.data.fetch import resolve_data
 from ogkd.data.names import fold_name
+from ogkd.data.task import Labels, Probabilities
 from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import pluralize
 from ogkd.evaluation import (
@@ -25,7 +26,7 @@ from ogkd.evaluation import (
     evaluate_predictions,
     predict_labelled,
 )
-from ogkd.evaluation.sections import Section, Table, percent
+from ogkd.evaluation.sections import Section, Table
 from ogkd.files import write_text
 from ogkd.methods import flatten
 from ogkd.model.card import CAUTION, ModelCard, versions
@@ -42,6 +43,10 @@ _MARKS = {  # of a verdict: class in the style sheet, sign
 _MAPS = (
     "In the maps, red areas speak for the named class and blue ones against it, within this image. "
     "This shows what the model relies on, not where the disease is."
+)
+_ERRORS = (
+    "Of the misclassified images, those that the model was most confident about. They are worth a "
+    "look: a wrong label in the data, an unusual image, or something the model has not learned."
 )
 _EXAMPLES = "For each class, the correctly classified image that the model is most confident about."
 _MISTAKES = (
@@ -85,10 +90,9 @@ def report(
     checked = audit or None
     result = result or evaluate_predictions(predictions, classifier)
     subject = Subject(classifier, predictions, show_names, images)
-    galleries = _GALLERIES[predictions.task.kind](subject)
     sections = [
         *result.sections,
-        *(section for section in galleries if section.cards or section.key == "errors"),
+        *_galleries(subject),
         _data(dataset, card, predictions, left_out),
         _making(classifier, predictions, show_names=show_names),
     ]
@@ -114,52 +118,34 @@ def report(
     return Path(out)
 
 
-def _class_galleries(subject: Subject) -> list[Section]:
-    """Errors and examples of a model of classes; the errors are a table if there are no images."""
-    p, labels = subject.p, subject.predictions.labels
-    names, best = subject.predictions.class_names, subject.p.argmax(axis=1)
-    wrong, right = confident_errors(labels, p), correct_examples(labels, p)
-    errors, examples = (
-        subject.cards([(int(n), int(best[n])) for n in chosen], _class_card)
-        for chosen in (wrong, right)
-    )
-    count = int((best != labels).sum())
-    text, table = "The model made no errors on these images.", None
-    if count:
-        shown = f"{len(wrong)} of the {count}" if len(wrong) < count else "All"
-        text = (
-            f"{shown} misclassified images, most confident first. These are worth a look: a wrong "
-            "label in the data, an unusual image, or something the model has not learned."
-        )
-    if count and not errors:
-        rows = [
-            (names[labels[n]], names[best[n]], percent(float(p[n].max())), subject.file(n))
-            for n in wrong
-        ]
-        table = Table(("true class", "predicted", "confidence", "file"), tuple(rows))
-    evidence = "Evidence: where it looks"
-    return [
-        Section(
-            "Most confident errors", (text,), table, key="errors", short="Errors", cards=errors
-        ),
-        Section(evidence, (_EXAMPLES, _MAPS), key="examples", short="Evidence", cards=examples),
-    ]
+def confident_errors(labels: Labels, p: Probabilities) -> list[tuple[int, int]]:
+    """Misclassified images and their predicted classes, the most confident first."""
+    best = p.argmax(axis=1)
+    wrong = np.flatnonzero(best != labels)
+    order = wrong[np.argsort(-p[wrong].max(axis=1), kind="stable")]
+    return [(int(n), int(best[n])) for n in order[:_MOST]]
 
 
-def confident_errors(
-    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
-) -> NDArray[np.intp]:
-    """Numbers of the misclassified images to show, the most confident first."""
-    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
-    confidence = probabilities[wrong].max(axis=1)
-    return wrong[np.argsort(-confidence, kind="stable")][:_MOST]
-
-
-def correct_examples(labels: NDArray[np.integer], probabilities: NDArray[np.floating]) -> list[int]:
+def correct_examples(labels: Labels, p: Probabilities) -> list[tuple[int, int]]:
     """For each class the most confident correct image, if there is one."""
-    best, confidence = probabilities.argmax(axis=1), probabilities.max(axis=1)
-    members = [np.flatnonzero((labels == c) & (best == c)) for c in np.unique(labels)]
-    return [int(rows[np.argmax(confidence[rows])]) for rows in members if len(rows)][:_MOST]
+    best, confidence = p.argmax(axis=1), p.max(axis=1)
+    members = [(np.flatnonzero((labels == c) & (best == c)), c) for c in np.unique(labels)]
+    chosen = [(int(rows[np.argmax(confidence[rows])]), int(c)) for rows, c in members if len(rows)]
+    return chosen[:_MOST]
+
+
+def worst_mistakes(labels: Labels, p: Probabilities) -> list[tuple[int, int]]:
+    """Images and findings: of each the most probable where absent, the least where present.
+
+    Only those on the wrong side of one half are mistakes.
+    """
+    chosen = []
+    for f in range(labels.shape[1]):
+        for truth, sign in ((0, 1), (1, -1)):
+            wrong = np.flatnonzero((labels[:, f] == truth) & (sign * (p[:, f] - 0.5) > 0))
+            if len(wrong):
+                chosen.append((int(wrong[np.argmax(sign * p[wrong, f])]), f))
+    return chosen[:_MOST]
 
 
 def _class_card(subject: Subject, number: int, predicted: int) -> tuple[str, str]:
@@ -174,32 +160,53 @@ def _class_card(subject: Subject, number: int, predicted: int) -> tuple[str, str
     return title, text
 
 
-def _finding_galleries(subject: Subject) -> list[Section]:
-    """The worst mistakes of a model of findings."""
-    cards = subject.cards(worst_mistakes(subject.predictions.labels, subject.p), _finding_card)
-    title = "Most confident mistakes"
-    return [Section(title, (_MISTAKES, _MAPS), key="mistakes", short="Mistakes", cards=cards)]
-
-
-def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
-    """Images and findings: of each the most probable where absent, the least where present.
-
-    Only those on the wrong side of one half are mistakes.
-    """
-    chosen = []
-    for f in range(labels.shape[1]):
-        for truth, sign in ((0, 1), (1, -1)):
-            wrong = np.flatnonzero((labels[:, f] == truth) & (sign * (p[:, f] - 0.5) > 0))
-            if len(wrong):
-                chosen.append((int(wrong[np.argmax(sign * p[wrong, f])]), f))
-    return chosen[:_MOST]
-
-
 def _finding_card(subject: Subject, number: int, f: int) -> tuple[str, str]:
     """What a card says about an image on which a finding is missed or wrongly seen."""
     name, present = subject.predictions.class_names[f], subject.predictions.labels[number, f] == 1
     title = f"{name}: {'missed' if present else 'not there'}"
     return title, f"{100 * subject.p[number, f]:.0f} % for {name}"
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """A section of images: which images and classes it shows, and what it says of each."""
+
+    section: Section
+    choose: Callable[[Labels, Probabilities], list[tuple[int, int]]]
+    describe: Callable[[Subject, int, int], tuple[str, str]]
+
+
+_GALLERIES: Mapping[str, tuple[Gallery, ...]] = {
+    OneOf.kind: (
+        Gallery(
+            Section("Most confident errors", (_ERRORS, _MAPS), key="errors", short="Errors"),
+            confident_errors,
+            _class_card,
+        ),
+        Gallery(
+            Section("Evidence: where it looks", (_EXAMPLES,), key="examples", short="Evidence"),
+            correct_examples,
+            _class_card,
+        ),
+    ),
+    Findings.kind: (
+        Gallery(
+            Section(
+                "Most confident mistakes", (_MISTAKES, _MAPS), key="mistakes", short="Mistakes"
+            ),
+            worst_mistakes,
+            _finding_card,
+        ),
+    ),
+}
+
+
+def _galleries(subject: Subject) -> Iterator[Section]:
+    """The sections with images that have something to show."""
+    for gallery in _GALLERIES[subject.predictions.task.kind]:
+        chosen = gallery.choose(subject.predictions.labels, subject.p)
+        if cards := subject.cards(chosen, gallery.describe):
+            yield replace(gallery.section, cards=cards)
 
 
 def _data(
@@ -261,8 +268,3 @@ def _making(
     ]
     table = Table((), tuple(rows))
     return Section("How the model was made", table=table, key="making", short="Settings")
-
-
-# Of each task: the sections with images.
-_GALLERIES: Mapping[str, Callable[[Subject], list[Section]]]
-_GALLERIES = {OneOf.kind: _class_galleries, Findings.kind: _finding_galleries}

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "ogkd_token"
 _MAX_TEXT = 1 << 20  # bytes of a request that is not an upload
+_MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 _HEADERS = {
     # The page may load from and call only this server, whatever an answer contains.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -72,30 +74,32 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """Why the request may not pass, or None."""
-        status, reason = self._refused_sender(request) or self._refused_size(request) or (0, "")
-        return JSONResponse({"detail": reason}, status) if status else None
-
-    def _refused_sender(self, request: Request) -> tuple[int, str] | None:
         headers = request.headers
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.token is None and re.sub(r":\d+$", "", host).lower() not in self.hosts:
-            return 403, "This page is only served at the address that was printed when it started."
+            return problem(
+                "This page is only served at the address that was printed when it started.", 403
+            )
         if origin is not None and origin.partition("://")[2] != host:
-            return 403, "Requests from other sites are refused."
+            return problem("Requests from other sites are refused.", 403)
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         given = (bearer, request.cookies.get(COOKIE))
         if self.token is not None and not any(map(self._is_token, given)):
-            return 401, "The token is missing or wrong. Open the address that was printed."
-        return None
-
-    def _refused_size(self, request: Request) -> tuple[int, str] | None:
+            return problem("The token is missing or wrong. Open the address that was printed.", 401)
         if request.method != "POST":
             return None
-        length = request.headers.get("content-length", "")
+        length = headers.get("content-length", "")
         # A chunked body may be longer than declared: the length would not limit it.
-        if "transfer-encoding" in request.headers or not length.isdecimal():
-            return 411, "The request needs a Content-Length."
+        if "transfer-encoding" in headers or not length.isdecimal():
+            return problem("The request needs a Content-Length.", 411)
         limit = self.uploads.get(request.url.path, _MAX_TEXT)
         if int(length) > limit:
-            return 413, f"The request is larger than the limit of {limit / 1e6:g} MB."
+            return problem(f"The request is larger than the limit of {limit / 1e6:g} MB.", 413)
         return None
+
+
+def problem(message: str, status: int = 400, **more: Any) -> Response:
+    """The one form of every error of the service."""
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]} ..."
+    return JSONResponse({"error": message, **more}, status)

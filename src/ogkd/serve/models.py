@@ -21,15 +21,12 @@ from ogkd.model.classifier import CARD, Classifier
 from ogkd.model.decide import Decider, Decision, Encode, engine_note
 from ogkd.model.drawing import draw
 from ogkd.model.explain import SHARE, evidence_of
-from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
-from ogkd.model.support_sets import SupportSets
 from ogkd.model.table import decision_json
 from ogkd.serve.uploads import Upload
 
 _EVIDENCE = 1024  # pixels of the longer side of an evidence map, so that its words are legible
-_SIMILAR = 4  # support images shown
 _DECIDING = 320  # of an image that decided the answer for a case
 Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 
@@ -59,8 +56,7 @@ def load_models(
     *,
     backbone: str | None = None,
     device: str = "auto",
-    coverage: float = 0.9,
-    max_risk: float | None = None,
+    policy: Policy | None = None,
 ) -> list[Model]:
     """Load model folders; models with the same backbone share it.
 
@@ -77,8 +73,6 @@ def load_models(
             shared = with_engine(moved, card.backbone.engine)
         classifier = load(folder, backbone=shared, device=device)
         known[classifier.backbone.digest] = classifier.backbone
-        able = classifier.calibration is not None or SupportSets.of(classifier) is not None
-        policy = Policy(max_risk=max_risk, coverage=coverage if able else None)
         models.append(Model(name, Decider(classifier, policy)))
     return models
 
@@ -137,24 +131,17 @@ def _answers(model: Model, upload: Upload, encode: Encode, images: bool) -> Iter
         note = model.note
 
 
-def _rescaled(classifier: Classifier) -> bool:
-    """Whether a calibration has changed the probabilities."""
-    made = classifier.calibration
-    return made is not None and any(question.applied for question in made.questions)
-
-
 def _answer(model: Model, upload: Upload, decision: Decision, note: str, *, images: bool) -> Answer:
     """The decision as `predict` writes it, and what the page shows beside it."""
-    classifier = model.classifier
+    classifier, made = model.classifier, model.classifier.calibration
     body: Answer = {
         **decision_json(classifier.task, decision, joined=True),
         "model": model.name,
         "method": classifier.card.method,
-        "calibrated": _rescaled(classifier),
+        "calibrated": made is not None and any(question.applied for question in made.questions),
         "coverage": model.decider.coverage,
         "reasons": list(decision.reasons),
         "note": note,
-        "similar": _similar(classifier, decision),
     }
     for entry, part in zip(body["decided_by"], decision.deciding, strict=True):
         entry["path"] = upload.in_user_words(entry["path"])
@@ -187,24 +174,9 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] 
     return body
 
 
-def _similar(classifier: Classifier, decision: Decision) -> list[dict[str, Any]]:
-    """The classes of the nearest support images, and their cosines."""
-    support = classifier.support
-    if support is None or decision.features is None:
-        return []
-    [rows], [cosines] = nearest(support, decision.features[None], _SIMILAR)
-    return [
-        {
-            "class": classifier.task.shown_names(support.labels[row]),
-            "similarity": round(float(cosine), 4),
-        }
-        for row, cosine in zip(rows, cosines, strict=True)
-    ]
-
-
 def describe(model: Model) -> dict[str, Any]:
     """`/model` of openapi.json."""
-    classifier = model.classifier
+    classifier, made = model.classifier, model.classifier.calibration
     return {
         "name": model.name,
         "method": classifier.card.method,
@@ -214,6 +186,7 @@ def describe(model: Model) -> dict[str, Any]:
         "learned_from": list(classifier.card.support_counts),
         "calibrated": classifier.calibration is not None,
         "coverage": model.decider.coverage,
+        "quality": "" if made is None else made.quality(classifier.card.grouping.unit),
         "note": model.note,
         "cases": model.joins_images,
     }

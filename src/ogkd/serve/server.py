@@ -28,6 +28,7 @@ from ogkd.serve.web import error_handlers, page_routes, use_routes
 
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
+_GRACE = 60  # seconds for accepted requests after a signal; a second signal ends at once
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -65,7 +66,7 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
             make(Path(folder).resolve()),
             log_level="critical",
             access_log=False,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=_GRACE,
             ws="none",
             http="h11",
             limit_concurrency=_CONCURRENCY,

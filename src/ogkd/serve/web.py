@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +24,8 @@ from starlette.staticfiles import StaticFiles
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import SliceRule, data_uri
 from ogkd.model.card import CAUTION
+from ogkd.records import first_problem
+from ogkd.serve.guard import problem
 from ogkd.serve.models import Model, answers, describe
 from ogkd.serve.uploads import FORMATS, MIDDLE, display_name, read_upload
 
@@ -30,7 +33,6 @@ STATIC = Path(__file__).parent / "static"
 OPENAPI = Path(__file__).parent / "openapi.json"
 _PREVIEW = 640  # pixels of the longer side
 _MAX_FILES = 2000  # of one upload
-_MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 log = logging.getLogger("ogkd.serve")
 
 
@@ -113,15 +115,10 @@ def page_routes() -> list[BaseRoute]:
     """The page's own files, and the description of the API that programs may rely on."""
     return [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
+        Route("/favicon.ico", lambda _: FileResponse(STATIC / "icon.svg")),
         Route("/openapi.json", lambda _: FileResponse(OPENAPI)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-
-
-def problem(message: str, status: int = 400) -> Response:
-    if len(message) > _MAX_MESSAGE:
-        message = f"{message[:_MAX_MESSAGE]} ..."
-    return JSONResponse({"detail": message}, status)
 
 
 def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
@@ -133,6 +130,7 @@ def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
 
     return {
         OgkdError: lambda _, error: problem(str(error), 422),
+        ValidationError: lambda _, error: problem(first_problem(error), 422),
         HTTPException: lambda _, error: problem(error.detail, error.status_code),
         ClientDisconnect: lambda *_: problem("The request was cut off."),
         Exception: internal,

@@ -47,7 +47,6 @@ results.good = {
   states: await texts(light, ".state"),
   classes: await texts(light, ".card:first-child .classes tr"),
   sets: await texts(light, ".set"),
-  similar: await light.locator(".similar li").count(),
   evidence: await light.locator("figure img, .card > .notice").count(),
   agree: await texts(light, ".agree"),
   drawn: await light.locator("main img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),

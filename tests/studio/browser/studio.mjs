@@ -71,7 +71,7 @@ await page.waitForFunction((old) => document.querySelector(".desk > .name")?.inn
 results.undone = (await state(page)).labelled;
 await page.keyboard.press("u");
 await page.waitForFunction((old) => document.querySelector(".desk > .name")?.innerText !== old, done.at(-1), wait);
-results.unsure = (await state(page)).marks.unsure;
+results.unsure = (await state(page)).labelled;
 for (let count = 0; count < 8; count++) await labelOne();
 const began = Date.now();
 await labelOne();
@@ -82,6 +82,8 @@ results.accuracy = await page.locator("#accuracy").innerText();
 results.hidden = (await page.locator(".hint .classes").count()) === 0;
 await page.check("#show-hint");
 await page.waitForSelector(".hint .classes", wait);
+const guess = await page.locator(".hint .classes").boundingBox();
+results.guessBottom = guess.y + guess.height;
 await page.waitForTimeout(1600);
 await page.screenshot({ path: `${shots}/studio-2.png` });
 
@@ -120,11 +122,9 @@ await page.waitForFunction(async (labels) => (await (await fetch("/api/state")).
 results.corrected = (await state(page)).labelled - before;
 await page.locator("dialog").getByText("Close").click();
 await page.waitForSelector("dialog", { ...wait, state: "detached" });
-for (const kind of ["handover", "predictions", "labels", "report"]) {
-  const [download] = await Promise.all([page.waitForEvent("download", wait), page.click(`#export-${kind}`)]);
-  results[kind] = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };
-  await page.waitForSelector(`#export-${kind}:not([disabled])`, wait);
-}
+const [download] = await Promise.all([page.waitForEvent("download", wait), page.click("#export")]);
+results.export = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };
+await page.waitForSelector("#export:not([disabled])", wait);
 results.unnamed = await page.evaluate(() => [...document.querySelectorAll("button, input:not([aria-hidden]), select, textarea")].filter((one) => !(one.textContent?.trim() || one.getAttribute("aria-label") || one.labels?.length || one.placeholder)).map((one) => one.outerHTML.slice(0, 80)));
 results.light = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await page.context().close();

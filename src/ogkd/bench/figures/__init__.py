@@ -39,15 +39,9 @@ class FigureInput:
 FIGURES: Mapping[str, Callable[[FigureInput], Drawn]] = {
     "few-shot": partial(curves.few_shot, average=False),
     "few-shot-average": partial(curves.few_shot, average=True),
+    "sweep": curves.sweep,
     "risk-coverage": per_dataset.risk_curves,
-    "wins": partial(per_dataset.wins_and_losses, losses=False),
-    "losses": partial(per_dataset.wins_and_losses, losses=True),
-    "disease-mass": partial(per_dataset.disease, without_truth=False),
-    "disease-mass-other": partial(per_dataset.disease, without_truth=True),
-    "budget": partial(curves.sweep, stem="budget", axis="budget"),
-    "gamma": partial(curves.sweep, stem="gamma", axis="gamma"),
-    "noise": partial(curves.sweep, stem="noise", axis="flips"),
-    "sweep": partial(curves.sweep, stem="sweep", axis=None),
+    **{name: partial(per_dataset.densities, name=name) for name in per_dataset.DENSITIES},
     "graph": per_dataset.class_graphs,
 }
 
@@ -98,13 +92,14 @@ def make_figures(
 def choose_pair(methods: Mapping[str, str]) -> tuple[str, str] | None:
     """The paper's method and its baseline if they are there, else the first two labels.
 
-    `methods` gives the method of each label. A row labelled like the method comes first; of other
-    rows of the paper's method the last, which in the paper's ablations has all components.
+    `methods` gives the method of each label. A row labelled like the method comes first; of others
+    the last, which in the paper's ablations has all components.
     """
-    names = []
-    for wanted, last in ((paper().method, True), (paper().baseline, False)):
-        rows = [label for label, method in methods.items() if method == wanted]
-        same = [label for label in methods if label.casefold() == wanted]
-        names += same[:1] or (rows[-1:] if last else rows[:1])
-    names = list(dict.fromkeys([*names, *methods]))
+    rows = list(methods)
+    names = [
+        max(same, key=lambda label: label.casefold() == wanted)
+        for wanted in (paper().method, paper().baseline)
+        if (same := [label for label in reversed(rows) if methods[label] == wanted])
+    ]
+    names = list(dict.fromkeys([*names, *rows]))
     return (names[0], names[1]) if len(names) > 1 else None

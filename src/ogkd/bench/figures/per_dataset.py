@@ -9,7 +9,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +40,7 @@ _FEWEST = 10  # values of which a density is drawn; of fewer it would be a shape
 _AURC = METRICS["aurc"]
 
 
-# What is drawn, as functions of probabilities, labels and class graph
-
-
-def wins(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) -> Mask:
-    """Images that A classifies correctly while B is wrong ("wins", Fig. wins-kde): bool [N]."""
-    return right(p_a, y) & ~right(p_b, y)
-
-
-def both_wrong(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) -> Mask:
-    """Images that both methods misclassify: bool [N]."""
-    return ~right(p_a, y) & ~right(p_b, y)
+# Numbers of an image, from probabilities, label and class graph
 
 
 def margins(p: NDArray[np.floating], y: Labels) -> Floats:
@@ -69,18 +59,6 @@ def margins(p: NDArray[np.floating], y: Labels) -> Floats:
     return np.asarray(true - logs.max(axis=1))
 
 
-def neighbours(W: NDArray[np.floating], k: int) -> NDArray[np.int64]:
-    """The k classes nearest to each class by its row of W, without itself: [C, min(k, C-1)].
-
-    >>> neighbours(np.array([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]]), 1).tolist()
-    [[1], [2], [0]]
-    """
-    others = W.astype(np.float64)
-    np.fill_diagonal(others, -np.inf)
-    order = np.argsort(-others, axis=1, kind="stable")  # ties: the lower label first
-    return np.asarray(order[:, : min(k, len(W) - 1)])
-
-
 def neighbour_mass(
     p: NDArray[np.floating], y: Labels, W: NDArray[np.floating], *, k: int = _NEIGHBOURS
 ) -> Floats:
@@ -89,7 +67,10 @@ def neighbour_mass(
     A class is not its own neighbour. With C ≤ k + 1 classes every other class is a neighbour,
     and the mass is 1 - p(y), as in the paper's own figure (RETINA: C = 4, k = 3).
     """
-    near = neighbours(W, k)[y]  # [N, k]
+    others = W.astype(np.float64)
+    np.fill_diagonal(others, -np.inf)
+    nearest = np.argsort(-others, axis=1, kind="stable")  # ties: the lower label first
+    near = nearest[y, : min(k, len(W) - 1)]  # [N, k]
     return np.asarray(np.take_along_axis(p.astype(np.float64), near, axis=1).sum(axis=1))
 
 
@@ -112,24 +93,19 @@ def disease_mass(
     return np.asarray(mass.sum(axis=1))
 
 
-def density(
-    values: Floats, grid: Floats, *, bounds: tuple[float, float] | None = None
-) -> Floats | None:
-    """Gaussian kernel density of `values` on `grid`, or None for fewer than two distinct values.
+def density(values: Floats, grid: Floats, bounds: tuple[float, ...] = ()) -> Floats | None:
+    """Gaussian kernel density of `values` on `grid`; None for fewer than ten or equal values.
 
-    Bandwidth by Scott's rule, SciPy's default; the paper names none.
-    Mass beyond `bounds` is reflected back, so that a density of probabilities has all its mass
-    in [0, 1].
+    Bandwidth by Scott's rule, SciPy's default; the paper names none. Mass beyond `bounds` is
+    reflected back, so that a density of probabilities has all its mass in [0, 1].
     """
     from scipy.stats import gaussian_kde
 
-    if len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())):
+    if len(values) < _FEWEST or np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())):
         return None
     estimate = gaussian_kde(values)
-    heights: Floats = estimate(grid)
-    for edge in bounds or ():
-        heights = heights + estimate(2 * edge - grid)
-    return heights
+    mirrored = [estimate(2 * edge - grid) for edge in bounds]
+    return np.asarray(sum(mirrored, estimate(grid)))
 
 
 # Two methods on the same images
@@ -150,6 +126,15 @@ class PairedPredictions:
     @property
     def seeds(self) -> int:
         return len(np.unique(self.run))
+
+    @property
+    def right(self) -> tuple[Mask, Mask]:
+        a, b = (right(p, self.y) for p in self.both)
+        return a, b
+
+    @property
+    def healthy(self) -> Mask:
+        return np.isin(self.y, self.normal)
 
 
 def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]:
@@ -244,96 +229,76 @@ def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Flo
 # Densities
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """One panel: the same quantity of the same images, as predicted by A and by B."""
+class Which(NamedTuple):
+    """The images of a panel."""
 
-    title: str
-    x_name: str
-    values: tuple[Floats, ...]  # by A, by B
-    bounds: tuple[float, float] | None = None
+    title: str  # {a}, {b}: the labels
+    rows: Callable[[PairedPredictions], Mask]
 
 
-def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
-    """Margins and neighbour mass where A is right and B wrong (Fig. wins-kde); losses: reversed.
+class Quantity(NamedTuple):
+    """A number of an image, as predicted by one method."""
 
-    On wins A's margin is positive and B's is not, because the images were chosen so: the figure
-    shows by how much, and is fair only beside the losses.
-    """
-    better, worse = (shown(label) for label in given.both[:: -1 if losses else 1])
-    words = f"{better} right, {worse} wrong"
-
-    def samples(images: PairedPredictions) -> list[_Sample]:
-        a, b = images.both
-        chosen = wins(b, a, images.y) if losses else wins(a, b, images.y)
-        y, both = images.y[chosen], [p[chosen] for p in images.both]
-        k = min(_NEIGHBOURS, len(images.W) - 1)
-        which = f"p of the {k} nearest classes in W"
-        if k == len(images.W) - 1:
-            which = f"p of all {k} other classes, 1 − p(y)"
-        near = tuple(neighbour_mass(p, y, images.W, k=k) for p in both)
-        apart = tuple(margins(p, y) for p in both)
-        panels = [
-            _Sample(f"Margin (n = {len(y)})", "z(y) − max z(j), j ≠ y", apart),
-            _Sample("Neighbour mass", which, near, bounds=(0.0, 1.0)),
-        ]
-        return panels if len(y) else []
-
-    return _densities(given, "losses" if losses else "wins", samples, words)
+    name: str  # {k}: the number of neighbours, {others}: of other classes
+    of: Callable[[Floats, PairedPredictions], Floats]  # p [N, C] -> [N]
+    bounds: tuple[float, ...] = (0.0, 1.0)
 
 
-def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
-    """Probability of disease on diseased images that both get wrong, and on normal images.
+_WINS = Which("{a} right, {b} wrong", lambda at: at.right[0] & ~at.right[1])
+_LOSSES = Which("{b} right, {a} wrong", lambda at: at.right[1] & ~at.right[0])
+_MISSED = Which("Both wrong on a disease", lambda at: ~at.right[0] & ~at.right[1] & ~at.healthy)
+_NORMAL = Which("Normal images", lambda at: at.healthy)
 
-    `without_truth` leaves the true class out of the sum (see `disease_mass`).
-    """
-    what = "p of all diseases" + (" but the true one" if without_truth else "")
+_MARGIN = Quantity("z(y) − max z(j), j ≠ y", lambda p, at: margins(p, at.y), bounds=())
+_NEAR = Quantity(
+    "p of the {k} nearest of {others} other classes in W",
+    lambda p, at: neighbour_mass(p, at.y, at.W),
+)
+_DISEASE = Quantity("p of all diseases", lambda p, at: disease_mass(p, at.normal))
+_OTHER = Quantity(
+    "p of all diseases but the true one", lambda p, at: disease_mass(p, at.normal, without=at.y)
+)
+# On wins A's margin is positive and B's is not, because the images were chosen so: the figure
+# shows by how much, and is fair only beside the losses.
+DENSITIES = {
+    "wins": [(_WINS, _MARGIN), (_WINS, _NEAR), (_LOSSES, _MARGIN), (_LOSSES, _NEAR)],
+    "disease-mass": [(_MISSED, _DISEASE), (_MISSED, _OTHER), (_NORMAL, _DISEASE)],
+}
+"""The panels of each figure: which images, and which number of them."""
 
-    def samples(images: PairedPredictions) -> list[_Sample]:
-        if not images.normal or len(images.normal) == len(images.W):
-            return []
-        healthy = np.isin(images.y, images.normal)
-        missed = both_wrong(*images.both, images.y) & ~healthy
-        panels = []
-        for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):
-            out = images.y[rows] if without_truth else None
-            mass = tuple(disease_mass(p[rows], images.normal, without=out) for p in images.both)
-            panels.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
-        return panels
 
-    return _densities(given, f"disease-mass{'-other' * without_truth}", samples)
-
-
-def _densities(
-    given: FigureInput,
-    stem: str,
-    samples_of: Callable[[PairedPredictions], list[_Sample]],
-    words: str = "",
-) -> Drawn:
-    """A figure for each dataset that has samples; ConfigError if none has."""
-    pairs = [(images, samples_of(images)) for images in paired(given.runs, given.both)]
-    if not any(samples for _, samples in pairs):
-        raise ConfigError(f"No dataset has such images{f' ({words})' if words else ''}.")
-    for images, samples in (pair for pair in pairs if pair[1]):
-        figure, axes = style.grid(len(samples), y_name="Density", height=2.0, width=3.0)
-        for ax, sample in zip(axes, samples, strict=True):
-            _density_panel(ax, sample, given.both)
+def densities(given: FigureInput, *, name: str) -> Drawn:
+    """A figure for each dataset that has such images; ConfigError if none has."""
+    chosen = [
+        (images, panels)
+        for images in paired(given.runs, given.both)
+        if (panels := [panel for panel in DENSITIES[name] if panel[0].rows(images).any()])
+        # A disease mass needs normal classes and others.
+        and (name == "wins" or 0 < len(images.normal) < len(images.W))
+    ]
+    if not chosen:
+        raise ConfigError("No dataset has such images.")
+    for images, panels in chosen:
+        figure, axes = style.grid(len(panels), y_name="Density", height=2.2, most=2)
+        for ax, panel in zip(axes, panels, strict=True):
+            _density_panel(ax, *panel, images, given.both)
         pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
-        title = shown(images.title, 60)
-        style.header(figure, "; ".join(filter(None, [title, words, pooled])))
-        yield f"{stem}-{style.file_stem(images.name)}", figure
+        style.header(figure, f"{shown(images.title, 60)}; {pooled}")
+        yield f"{name}-{style.file_stem(images.name)}", figure
 
 
-def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
-    everything = np.concatenate(sample.values)
-    low, high = sample.bounds or (float(everything.min()), float(everything.max()))
-    room = 0.0 if sample.bounds else 0.15 * (high - low) or 1.0
-    grid = np.linspace(low - room, high + room, 401)
-    for label, values, colour in zip(pair, sample.values, style.COLOURS, strict=False):
-        total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
-        name = f"{shown(label, 20)}: {total.replace('-', '−')}"
-        enough = len(values) >= _FEWEST
-        heights = density(values, grid, bounds=sample.bounds) if enough else None
+def _density_panel(
+    ax: Axes, which: Which, quantity: Quantity, images: PairedPredictions, pair: tuple[str, str]
+) -> None:
+    rows = which.rows(images)
+    samples = [quantity.of(p, images)[rows] for p in images.both]
+    ends = quantity.bounds or (min(map(np.min, samples)), max(map(np.max, samples)))
+    room = 0.0 if quantity.bounds else 0.15 * (ends[1] - ends[0]) or 1.0
+    grid = np.linspace(ends[0] - room, ends[1] + room, 401)
+    for label, values, colour in zip(pair, samples, style.COLOURS, strict=False):
+        total = f"Σ = {values.sum():.1f}, mean {values.mean():.2f}".replace("-", "−")
+        name = f"{shown(label, 20)}: {total}"
+        heights = density(values, grid, quantity.bounds)
         if heights is not None:
             ax.plot(grid, heights, color=colour, label=name)
             ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
@@ -342,9 +307,11 @@ def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str]) -> None:
             ax.plot(values, 0.4 + 0 * values, "o", color=colour, transform=across, label=name)
     ax.set_xlim(grid[0], grid[-1])
     ax.set_ylim(bottom=0)
-    ax.set_xlabel(sample.x_name)
+    others = len(images.W) - 1
+    ax.set_xlabel(quantity.name.format(k=min(_NEIGHBOURS, others), others=others))
     ax.set_yticks([])
-    style.legend_above(ax, sample.title)
+    a, b = (shown(label, 14) for label in pair)
+    style.legend_above(ax, f"{which.title.format(a=a, b=b)} (n = {rows.sum()})")
 
 
 # The class graph
@@ -368,23 +335,22 @@ def class_graphs(given: FigureInput) -> Drawn:
 
 
 def _heatmap(W: Floats, classes: Iterable[str], title: str) -> Figure:
+    from sklearn.metrics import ConfusionMatrixDisplay
+
     n = len(W)
     side = max(2.6, min(7.0, 1.5 + (0.36 if n <= _WRITTEN else 0.16) * n))
     figure = style.new_figure(side + 1.2, side + 0.7)
     ax = figure.add_subplot()
-    image = ax.imshow(W, cmap="Blues", vmin=0.0, vmax=float(W.max()))
-    names = [textwrap.fill(shown(name, 40), 20) for name in classes]
-    ax.set_xticks(range(n), names, rotation=45, ha="right", rotation_mode="anchor")
-    ax.set_yticks(range(n), names)
+    ConfusionMatrixDisplay(
+        W, display_labels=[textwrap.fill(shown(name, 40), 20) for name in classes]
+    ).plot(
+        ax=ax, cmap="Blues", include_values=n <= _WRITTEN, values_format=".2f",
+        xticks_rotation=45, im_kw={"vmin": 0.0}, text_kw={"fontsize": 6.5},
+    )  # fmt: skip
     ax.tick_params(length=0, labelsize=7 if n <= 24 else 4.5)
+    for label in ax.get_xticklabels():
+        label.set(ha="right", rotation_mode="anchor")
     ax.grid(False)
-    for row, column in np.ndindex(n, n) if n <= _WRITTEN else ():
-        ink = "white" if W[row, column] > 0.6 * W.max() else "#222222"
-        number = f"{W[row, column]:.2f}".removeprefix("0")
-        ax.text(column, row, number, ha="center", va="center", fontsize=6.5, color=ink)
-    ax.set_ylabel("Class")
-    ax.set_xlabel("Neighbour")
-    bar = figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
-    bar.set_label("Weight in W, rows sum to one")
-    style.header(figure, f"Class graph W of {title}")
+    ax.set(xlabel="Neighbour", ylabel="Class")
+    style.header(figure, f"Class graph W of {title}; rows sum to one")
     return figure

@@ -69,15 +69,15 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def grid(
-    panels: int, x_name: str = "", y_name: str = "", *, height: float, width: float = 2.5
+    panels: int, x_name: str = "", y_name: str = "", *, height: float, most: int = 4
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of small panels, at most four in a row, each legible on a page.
+    """A figure of small panels, at most `most` in a row, each legible on a page.
 
     Axes are named at the left and at the bottom only: elsewhere it would cost room.
     """
-    columns = panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+    columns = min(panels, most)
     rows = -(-panels // columns)
-    figure = new_figure(COLUMN if panels == 1 else min(PAGE, width * columns), 0.7 + rows * height)
+    figure = new_figure(COLUMN if panels == 1 else min(PAGE, 2.5 * columns), 0.7 + rows * height)
     axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
     for ax in axes[::columns]:
         ax.set_ylabel(y_name)

@@ -51,7 +51,7 @@ export class Problem extends Error {
 
 async function answered(reply) {
   const body = await reply.json().catch(() => ({}));
-  if (!reply.ok) throw new Problem(body.detail || t("error.server"), reply.status, body);
+  if (!reply.ok) throw new Problem(body.error || t("error.server"), reply.status, body);
   return body;
 }
 

@@ -2,9 +2,7 @@
 
 import { announce, bar, fill, get, h, percent, post, t } from "./dom.js";
 import { classTable, ranked } from "./use.js";
-import { openDetail } from "./detail.js";
 import { classNames, me, shared } from "./studio.js";
-import { confusionTable, weakest } from "./charts.js";
 
 const KEYS = "123456789";
 const ENOUGH = 9; // labels of each class from which on sets keep their promise for each
@@ -21,7 +19,7 @@ export function labelStep(refresh) {
   const buttons = h("div.choices", { role: "group", "aria-label": t("label.choose") });
   const others = h("div.choices.others", { role: "group", "aria-label": t("label.others") });
   const status = h("div.message", { role: "status" });
-  const hint = h("div.hint", {});
+  const hint = h("div.hint.card", { hidden: true });
   const saved = h("p.saved", { role: "status" });
   const showHint = h("input", { type: "checkbox", id: "show-hint", checked: localStorage.getItem("hint") === "yes" });
   showHint.addEventListener("change", () => {
@@ -30,7 +28,7 @@ export function labelStep(refresh) {
   });
   const panel = h("div.card", {});
   const desk = h("section.card.desk", { "aria-label": t("label.title") });
-  const element = h("div.columns.label-step", {}, desk, h("section.side", {}, panel));
+  const element = h("div.columns.label-step", {}, desk, h("section.side", {}, hint, panel));
 
   function drawDesk() {
     const names = classNames();
@@ -56,7 +54,7 @@ export function labelStep(refresh) {
       fill(desk, h("p.welcome", { role: "status" }, t(waiting ? "label.waiting" : "label.done")), others, status);
       return;
     }
-    fill(desk, h("div.row.bar-row", {}, h("h2", {}, t("label.question")), h("label.select", { htmlFor: "show-hint" }, showHint, t("label.show.hint"))), frame, name, buttons, others, saved, status, hint);
+    fill(desk, h("div.row.bar-row", {}, h("h2", {}, t("label.question")), h("label.select", { htmlFor: "show-hint" }, showHint, t("label.show.hint"))), frame, name, buttons, others, saved, status);
   }
 
   const goSetup = () => h("p.welcome", {}, h("button.main-button", { type: "button", onclick: () => document.querySelector("#tab-setup").click() }, t("label.go.setup")));
@@ -88,11 +86,13 @@ export function labelStep(refresh) {
 
   async function drawHint() {
     fill(hint);
+    hint.hidden = true;
     if (row === null || !showHint.checked || !shared.state.fit) return;
     const here = row;
     try {
       const reply = await get(`/api/look/${row}`);
       if (here !== row || !reply.decision) return;
+      hint.hidden = false;
       fill(hint, classTable(ranked(reply.decision.probabilities).slice(0, 4), t(reply.learned ? "label.hint" : "label.hint.text")));
       if (reply.decision.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
     } catch {
@@ -196,24 +196,11 @@ export function labelStep(refresh) {
       const [low, high] = judged.interval;
       parts.push(
         h("p.big", {}, h("strong", { id: "accuracy" }, percent(judged.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
-        h("p.help", {}, `${judged.basis}. `, t(judged.fair ? "learn.fair" : "learn.hard"), judged.labels < fit.labels && ` ${t("learn.updating")}`),
-        weakest(judged)
+        h("p.help", {}, `${judged.basis}. `, t(judged.fair ? "learn.fair" : "learn.hard"), judged.of < fit.labels && ` ${t("learn.updating")}`),
+        judged.weakest && h("p", { id: "weakest" }, judged.weakest)
       );
     }
-    if (judged?.suspects.length)
-      parts.push(
-        h("h3", {}, t("learn.suspects", { count: judged.suspects.length })),
-        h(
-          "ul.suspects",
-          {},
-          judged.suspects.slice(0, 6).map((item) => {
-            const words = { given: state.classes[item.given].name, likely: state.classes[item.likely].name };
-            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(item.row, judged.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${item.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
-          })
-        )
-      );
     if (fit?.complete) parts.push(h("button.main-button.onward", { type: "button", onclick: () => document.querySelector("#tab-result").click() }, t("label.onward")));
-    if (judged?.images) parts.push(h("details", {}, h("summary", {}, t("learn.confusion")), confusionTable(judged.confusion, classNames())));
     fill(panel, parts);
   }
 

@@ -4,11 +4,8 @@ import { fill, h, percent, t } from "./dom.js";
 import { Gallery } from "./gallery.js";
 import { openDetail } from "./detail.js";
 import { usePanel } from "./use.js";
-import { weakest } from "./charts.js";
 import { classNames, shared } from "./studio.js";
 import { FILTERS, SORTS, chosen, sortSelect } from "./order.js";
-
-const EXPORTS = ["handover", "predictions", "labels", "report", "onnx"];
 
 export function resultStep(refresh) {
   const gallery = new Gallery({ label: t("result.gallery"), open: (row, rows) => openDetail(row, rows, refresh) });
@@ -19,28 +16,24 @@ export function resultStep(refresh) {
   const summary = h("div.summary", {});
   const count = h("span.count", { role: "status" });
   const status = h("div.message", { role: "status" });
-  const links = h(
-    "div.exports",
-    {},
-    EXPORTS.map((kind) => h("button.button.export", { type: "button", id: `export-${kind}`, onclick: (event) => save(kind, event.currentTarget) }, h("strong", {}, t(`export.${kind}`)), h("small", {}, t(`export.${kind}.help`))))
-  );
+  const link = h("button.button.export", { type: "button", id: "export", onclick: save }, h("strong", {}, t("export.all")), h("small", {}, t("export.all.help")));
   let ask = null;
 
-  async function save(kind, button) {
-    button.disabled = true;
+  async function save() {
+    link.disabled = true;
     fill(status, h("div.notice", {}, t("export.working")));
     try {
-      const reply = await fetch(`/api/export/${kind}`);
-      if (!reply.ok) throw new Error((await reply.json()).detail);
+      const reply = await fetch("/api/export");
+      if (!reply.ok) throw new Error((await reply.json()).error);
       const name = /filename="([^"]*)"/.exec(reply.headers.get("content-disposition"))[1];
-      const link = h("a", { href: URL.createObjectURL(await reply.blob()), download: name });
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+      const file = h("a", { href: URL.createObjectURL(await reply.blob()), download: name });
+      file.click();
+      setTimeout(() => URL.revokeObjectURL(file.href), 10000);
       fill(status, h("div.notice", {}, t("export.done", { name })));
     } catch (error) {
       fill(status, h("div.error", { role: "alert" }, error.message));
     } finally {
-      button.disabled = false;
+      link.disabled = false;
     }
   }
 
@@ -52,7 +45,7 @@ export function resultStep(refresh) {
       "section.side",
       {},
       h("div.card", {}, h("h2", {}, t("result.title")), summary),
-      h("div.card", {}, h("h2", {}, t("export.title")), links, status),
+      h("div.card", {}, h("h2", {}, t("export.title")), link, status),
       h("div.card", {}, h("details", {}, h("summary", {}, t("use.title")), other))
     ),
     h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("result.gallery")), count, filter.element, sort.element), gallery.element)
@@ -80,7 +73,7 @@ export function resultStep(refresh) {
       if (!fit.learned) parts.push(h("p.notice", {}, t("result.texts")));
       else if (!fit.complete) parts.push(h("p.notice", {}, t("result.missing", { names: state.classes.filter((item) => !item.labels).map((item) => item.name).join(", ") })));
       const judged = fit.judged;
-      if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { basis: judged.basis, accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })), weakest(judged));
+      if (judged?.summary) parts.push(h("p", {}, judged.summary));
       if (fit.has_sets) {
         const sure = open.filter((row) => images.plausible[row] === 1 && !images.unfamiliar?.[row]).length;
         const promise = t(fit.exact ? "result.sets.exact" : "result.sets.estimate", { coverage: percent(fit.coverage) });
@@ -89,10 +82,7 @@ export function resultStep(refresh) {
       parts.push(h("table.classes", {}, h("caption", {}, t("result.predicted")), h("tbody", {}, names.map((name, number) => h("tr", {}, h("th", { scope: "row" }, name), h("td.number", {}, String(open.filter((row) => images.predicted?.[row] === number).length)))))));
     }
     fill(summary, parts);
-    links.querySelectorAll("button").forEach((button) => {
-      const needs = !["export-labels", "export-predictions"].includes(button.id);
-      button.disabled = needs ? !fit?.complete : !fit && button.id !== "export-labels";
-    });
+    link.disabled = !fit?.complete;
     if (!ask && fit?.complete) {
       ask = usePanel(shared.facts);
       fill(other, ask);

@@ -20,19 +20,6 @@ export function setupStep(refresh) {
   const counts = h("p.counts", {});
   const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh) });
   const sort = sortSelect(() => update());
-  const path = h("input", { type: "text", id: "folder", placeholder: t("setup.folder.example"), autocomplete: "off", spellcheck: false });
-  const folder = h(
-    "form.row",
-    {
-      onsubmit: async (event) => {
-        event.preventDefault();
-        await attempt(() => post("/api/folder", { folder: path.value.trim() }), t("setup.folder.added"));
-      },
-    },
-    h("label.unseen", { htmlFor: "folder" }, t("setup.folder")),
-    path,
-    h("button.button", { type: "submit" }, t("setup.folder.add"))
-  );
   const drop = dropZone({
     id: "add-images",
     label: t("setup.drop"),
@@ -47,19 +34,6 @@ export function setupStep(refresh) {
       say(t("setup.copied", { count: files.length }));
     },
   });
-  const labels = dropZone({
-    id: "add-labels",
-    label: t("setup.import"),
-    hint: t("setup.import.hint"),
-    accept: ".csv,.tsv",
-    taken: ([file]) => attempt(async () => {
-      const got = await send(`/api/import?name=${encodeURIComponent(file.name)}`, file);
-      await refresh({ force: true });
-      drawClasses();
-      say(t(got.lost_count ? "setup.imported.lost" : "setup.imported", { ...got, example: got.lost[0] }));
-    }),
-  });
-
   async function attempt(work, done) {
     try {
       await work();
@@ -155,10 +129,9 @@ export function setupStep(refresh) {
     h(
       "section.side",
       {},
-      h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("p.or", {}, t("setup.or")), folder, h("details", {}, h("summary", {}, t("patient.title")), h("p.help", {}, t("patient.help")), h("label.select", { htmlFor: "patient" }, t("patient.where"), patient), patients)),
+      h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("details", {}, h("summary", {}, t("patient.title")), h("p.help", {}, t("patient.help")), h("label.select", { htmlFor: "patient" }, t("patient.where"), patient), patients)),
       h("div.card", {}, h("h2", {}, t("setup.classes")), h("p.help", {}, t("setup.classes.help")), classes),
       onward,
-      h("div.card", {}, h("h2", {}, t("setup.labels")), labels),
       status
     ),
     h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("gallery.title")), sort.element), gallery.element)

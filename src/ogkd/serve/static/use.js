@@ -100,19 +100,7 @@ function card(entry, number, name) {
     ),
     joined && deciding(entry),
     joined && entry.evidence && h("h3", {}, t("case.evidence")),
-    entry.evidence && evidenceFigure(entry.evidence),
-    entry.similar.length > 0 && h("h3", {}, t("answer.similar")),
-    entry.similar.length > 0 && h(
-      "ol.similar",
-      {},
-      entry.similar.map((near) => h(
-        "li",
-        {},
-        h("span", {}, near.class),
-        " ",
-        h("span.number", {}, near.similarity.toFixed(2))
-      ))
-    )
+    entry.evidence && evidenceFigure(entry.evidence)
   );
 }
 
@@ -126,7 +114,7 @@ function deciding(answered) {
   };
   return [
     h("h3", {}, t("case.deciding", { count: answered.images })),
-    h("ol.similar.deciding", {}, answered.decided_by.map((entry) => h(
+    h("ol.deciding", {}, answered.decided_by.map((entry) => h(
       "li",
       {},
       entry.image && h("img", { src: entry.image, alt: t("case.alt", { name: name(entry) }) }),
@@ -183,6 +171,7 @@ export function modelList(facts) {
       h("strong", {}, entry.name),
       ` (${entry.method}): ${entry.classes.join(", ")}`,
       entry.calibrated ? "" : `. ${t("model.uncalibrated")}`,
+      entry.quality ? `. ${entry.quality}` : "",
       entry.note ? `. ${entry.note}` : ""
     ))
   );

@@ -1,37 +1,42 @@
-"""What leaves the studio: a model folder, an ONNX file, tables, a report, a hand-over archive."""
+"""What leaves the studio: one archive of model, labels, predictions and report."""
 
 from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from ogkd.backbones.base import ImageFeatures
 from ogkd.data.case import Case
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.features.store import given_batches
+from ogkd.features.encode import EncodedBatch
 from ogkd.fitting.pipeline import train
 from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, default_preset
 from ogkd.fitting.request import FitRequest
+from ogkd.images import ImageRef
 from ogkd.methods import make_method
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decision, SeenImage
+from ogkd.model.decide import Decision
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import row_writer
 from ogkd.report import report
-from ogkd.serve.studio.fit import METHOD, SEED, support_of
+from ogkd.serve.studio.fit import METHOD, SEED, Judged, support_of
 from ogkd.serve.studio.project import MODEL
 from ogkd.serve.studio.session import Session
 
 HAND_OVER = """This archive was made by ogkd studio. It contains no images.
 {accuracy}
 
-model/            the fitted model: ogkd.load("model"), ogkd predict, ogkd app
+model/            the fitted model: ogkd.load("model"), ogkd predict, ogkd app, ogkd export
 labels.csv        the labels, by the paths of the images
 predictions.csv   what the model says of every image
+report.html       a page about the model, once it could be checked
 labels.jsonl      every click, in order
 project.json      classes, their texts, settings
 
@@ -39,28 +44,27 @@ Research software, not for autonomous clinical use: a qualified person must judg
 """
 
 
-def export(session: Session, kind: str, folder: Path) -> tuple[bytes, str, str]:
-    """The content of a download, its name and its media type."""
-    name, project = session.project.folder.name, session.project
-    if kind == "labels":
-        return project.write_table().read_bytes(), f"{name}-labels.csv", "text/csv"
-    if kind == "predictions":
-        return predictions_csv(session).encode(), f"{name}-predictions.csv", "text/csv"
-    if kind == "report":
-        path = folder / "report.html"
-        write_held_out_report(session, path)
-        return path.read_bytes(), f"{name}-report.html", "text/html"
-    if kind == "onnx":
-        from ogkd.export import export_onnx
-
-        path = folder / "model.onnx"
-        export_onnx(trained(session), path)
-        return path.read_bytes(), f"{name}.onnx", "application/octet-stream"
-    if kind == "handover":
-        trained(session).save(project.folder / MODEL)
-        project.write_table()
-        return hand_over(session), f"{name}.zip", "application/zip"
-    raise ConfigError("Export labels, predictions, report, onnx or handover.")
+def hand_over(session: Session, folder: Path) -> bytes:
+    """Model, labels, predictions and report as one archive, made in a folder; no image is in it."""
+    project, memory, classifier = session.project, io.BytesIO(), trained(session)
+    classifier.save(project.folder / MODEL)
+    project.write_table()
+    judged = None if session.fitted is None else session.fitted.judged
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        summary = "" if judged is None else judged.summary
+        archive.writestr("README.txt", HAND_OVER.format(accuracy=summary))
+        archive.writestr("predictions.csv", predictions_csv(session))
+        if judged is not None and len(judged.rows):
+            page = folder / "report.html"
+            predictions = held_out_predictions(session, judged, classifier)
+            data = project.dataset()
+            report(classifier, data, page, predictions=predictions, images=False, audit=False)
+            archive.write(page, page.name)
+        for name in ("labels.csv", "labels.jsonl", "project.json"):
+            archive.write(project.folder / name, name)
+        for file in sorted((project.folder / MODEL).glob("*")):
+            archive.write(file, f"{MODEL}/{file.name}")
+    return memory.getvalue()
 
 
 def trained(session: Session) -> Classifier:
@@ -96,33 +100,36 @@ def trained(session: Session) -> Classifier:
 
 def predictions_csv(session: Session) -> str:
     """What the model says of every image, as the table that `ogkd predict` writes."""
-    fitted, gallery = session.fitted, session.gallery
-    if fitted is None or gallery.features is None:
-        raise ConfigError("There are no predictions yet. Name at least two classes first.")
+    fitted, gallery, memory = session.fitted, session.gallery, io.StringIO()
+    assert fitted is not None  # there is a model
+    assert gallery.features is not None
+    errors = {
+        row: gallery.errors.get(row, "not read yet")
+        for row in np.flatnonzero(~fitted.known).tolist()
+    }
+    rows = ImageFeatures(torch.from_numpy(gallery.features[fitted.known]))
     pairs = zip(gallery.addresses, gallery.refs, strict=True)
-    cases = [Case(address, (ref,)) for address, ref in pairs]
-    rows = torch.from_numpy(gallery.features[fitted.known])
-    known = [case for case, read in zip(cases, fitted.known, strict=True) if read]
-    decisions = fitted.decider.decide(known, lambda images: given_batches(rows, images))
-    memory = io.StringIO()
     write = row_writer(memory, fitted.decider.task, "csv", joined=False)
-    for row, case in enumerate(cases):
-        error = gallery.errors.get(row, "not read yet")
-        unread = Decision(case, images=(SeenImage(case.image, error=error),))
-        write(next(decisions) if fitted.known[row] else unread)
+    cases = [Case(address, (ref,)) for address, ref in pairs]
+
+    def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+        yield EncodedBatch(list(images), rows, errors)
+
+    for decision in fitted.decider.decide(cases, encode):
+        write(decision)
     return memory.getvalue()
 
 
-def write_held_out_report(session: Session, path: Path) -> None:
-    """The usual report, about the images that the page's accuracy is of."""
-    classifier, fitted, features = trained(session), session.fitted, session.gallery.features
-    judged = None if fitted is None else fitted.judged
-    if judged is None or features is None or not len(judged.rows):
-        raise ConfigError("A report needs at least two labelled images of each class.")
+def held_out_predictions(
+    session: Session, judged: Judged, classifier: Classifier
+) -> LabelledPredictions:
+    """What was said of the images that the page's accuracy is of."""
+    gallery, features = session.gallery, session.gallery.features
+    assert features is not None  # else nothing was judged
     rows, labels = judged.rows[judged.counted], judged.labels[judged.counted]
-    refs = [session.gallery.refs[row] for row in rows]
+    refs = [gallery.refs[row] for row in rows]
     cases = [Case.single(ref, label) for ref, label in zip(refs, labels.tolist(), strict=True)]
-    predictions = LabelledPredictions(
+    return LabelledPredictions(
         task=classifier.task,
         cases=cases,
         labels=labels,
@@ -133,33 +140,3 @@ def write_held_out_report(session: Session, path: Path) -> None:
         held_out=True,
         warnings=(f"{judged.basis}. There is no separate test set.",),
     )
-    dataset = session.project.dataset()
-    report(classifier, dataset, path, predictions=predictions, images=False, audit=False)
-
-
-def accuracy_line(session: Session) -> str:
-    """The accuracy with its interval and the weakest class; "" if nothing was checked."""
-    judged = None if session.fitted is None else session.fitted.judged
-    if judged is None or judged.accuracy is None or judged.interval is None:
-        return ""
-    low, high = judged.interval
-    line = f"{judged.basis}: {judged.accuracy:.0%} (between {low:.0%} and {high:.0%})."
-    if judged.weakest is None:
-        return line
-    label, recall, images = judged.weakest
-    name = session.project.class_names[label]
-    return f"{line} Weakest of the classes with five or more: {name}, {recall:.0%} of {images}."
-
-
-def hand_over(session: Session) -> bytes:
-    """Model, labels and predictions as one archive; no image is in it."""
-    project, memory = session.project, io.BytesIO()
-    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("README.txt", HAND_OVER.format(accuracy=accuracy_line(session)))
-        archive.writestr("predictions.csv", predictions_csv(session))
-        for name in ("labels.csv", "labels.jsonl", "project.json"):
-            if (project.folder / name).is_file():
-                archive.write(project.folder / name, name)
-        for file in sorted((project.folder / MODEL).glob("*")):
-            archive.write(file, f"{MODEL}/{file.name}")
-    return memory.getvalue()

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.data.tasks import OneOf
-from ogkd.evaluation.metrics import class_columns, confusion_matrix, exact_interval
+from ogkd.evaluation.metrics import exact_interval
+from ogkd.evaluation.sections import percent
 from ogkd.features.views import FixedViews
 from ogkd.fitting.cases import CaseSupport, learn
 from ogkd.fitting.pool import PER_CLASS
@@ -28,6 +29,7 @@ from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.familiarity import SupportFeatures, is_in_distribution
+from ogkd.model.support_sets import SupportSets
 from ogkd.serve.studio.queue import UNLABELLED, checked
 
 METHOD = "fused"
@@ -35,10 +37,10 @@ SEED = 1
 TEXT_METHOD = "zero-shot-ensemble"  # until two classes have images
 POOL = 500  # most unlabelled images that are learned from: more take longer than a click may
 _FOLDS = 10  # of a check: with more labels several are held out together
-_NEIGHBOURS = 5
 _FEWEST = 8  # images of a random sample that an accuracy is stated for
 _OF_A_CLASS = 5  # checked images of a class that its recall is stated for
-_SURE = 0.6  # probability of another class from which on a label is questioned
+
+_SHOWN = ("of", "fair", "basis", "accuracy", "interval", "weakest", "summary")
 
 Rows = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -58,15 +60,6 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A label that a model which has not seen it, and all its neighbours, disagree with."""
-
-    row: int
-    given: int
-    likely: int
-
-
-@dataclass(frozen=True)
 class Judged:
     """What heads that have not seen a label say of its image: all that is known of the accuracy."""
 
@@ -75,8 +68,8 @@ class Judged:
     logits: Rows  # [M, C]
     random: Masks  # [M]: drawn at random, not asked for by the queue
     of: int  # labels in all
+    names: Sequence[str]  # of the classes
     calibration: Calibration | None = None
-    suspects: tuple[Suspect, ...] = ()
 
     @property
     def fair(self) -> bool:
@@ -96,30 +89,48 @@ class Judged:
         return "Accuracy on your labels, each predicted by a model that had not seen it"
 
     @property
+    def right(self) -> Masks:
+        """Which of the counted images were answered correctly."""
+        right: Masks = (self.logits.argmax(axis=1) == self.labels)[self.counted]
+        return right
+
+    @property
     def accuracy(self) -> float | None:
-        counts = self.confusion(self.counted)
-        return float(counts.trace() / counts.sum()) if counts.any() else None
+        return float(self.right.mean()) if len(self.right) else None
 
     @property
     def interval(self) -> Sequence[float] | None:
         """The 95 % interval of the accuracy."""
-        counts = self.confusion(self.counted)
-        return exact_interval(int(counts.trace()), int(counts.sum()))
+        return exact_interval(int(self.right.sum()), len(self.right))
 
     @property
-    def weakest(self) -> tuple[int, float, int] | None:
-        """The class of the smallest recall, its recall and its images, if there are enough."""
-        counts = self.confusion(self.counted)
-        images, recall = counts.sum(axis=1), class_columns(counts)["recall"]
-        if not len(able := np.flatnonzero(images >= _OF_A_CLASS)):
-            return None
-        label = able[recall[able].argmin()]
-        return int(label), float(recall[label]), int(images[label])
+    def weakest(self) -> str:
+        """The class with the smallest recall, in words; "" if no class has enough images."""
+        labels = self.labels[self.counted]
+        parts = [(self.right[labels == n], name) for n, name in enumerate(self.names)]
+        able = [
+            (float(part.mean()), len(part), name)
+            for part, name in parts
+            if len(part) >= _OF_A_CLASS
+        ]
+        if not able:
+            return ""
+        recall, count, name = min(able, key=lambda entry: entry[0])
+        return (
+            f"Weakest of the classes with five or more checked images: {name}, of which it "
+            f"recognised {percent(recall)} of {count}."
+        )
 
-    def confusion(self, part: Any = slice(None)) -> NDArray[np.int64]:
-        """How often a label [C] was answered by a class [C], among all M images or a part."""
-        answers = self.logits[part].argmax(axis=1)
-        return confusion_matrix(self.labels[part], answers, self.logits.shape[1])
+    @property
+    def summary(self) -> str:
+        """The accuracy with its interval and the weakest class; "" if nothing was checked."""
+        if self.accuracy is None or self.interval is None:
+            return ""
+        low, high = self.interval
+        line = (
+            f"{self.basis}: {percent(self.accuracy)} (between {percent(low)} and {percent(high)})."
+        )
+        return f"{line} {self.weakest}".strip()
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,19 @@ class Fitted:
     def missing(self) -> tuple[int, ...]:
         """Classes without an image: known by their texts."""
         return tuple(c for c in range(self.probabilities.shape[1]) if c not in self.labels)
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page says about the model and how good it is."""
+        judged = self.judged
+        return {
+            "learned": self.learned,
+            "complete": not self.missing,
+            "labels": len(self.labels),
+            "coverage": self.decider.coverage,
+            "has_sets": self.sets is not None,
+            "exact": isinstance(self.decider.sets, SupportSets),
+            "judged": None if judged is None else {n: getattr(judged, n) for n in _SHOWN},
+        }
 
     def trusting(self, judged: Judged | None, features: Rows) -> Fitted:
         """The same fit, with probabilities and sets as the judged labels calibrate them."""
@@ -313,23 +337,6 @@ def judge(fitted: Fitted, images: Snapshot, text: TextSide) -> Judged:
         logits,
         random=checked(images.order, images.labels)[chosen],
         of=len(y),
+        names=task.names,
         calibration=calibration,
-        suspects=tuple(suspects(X, y, rows, held, task.probabilities(logits))),
     )
-
-
-def suspects(X: Rows, y: Labels, rows: Labels, held: Labels, p: Rows) -> list[Suspect]:
-    """Labels to look at again, the most doubtful first: `p` [M, C] is said of the rows `held`."""
-    ranked: list[tuple[float, Suspect]] = []
-    unit = X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
-    for index, row in enumerate(held):
-        likely, given = int(p[index].argmax()), int(y[row])
-        if likely == given or p[index, likely] < _SURE:
-            continue
-        near = unit @ unit[row]
-        near[row] = -2.0
-        others = np.argsort(-near)[: min(_NEIGHBOURS, len(y) - 1)]
-        if (y[others] != given).all():
-            doubt = Suspect(int(rows[row]), given, likely)
-            ranked.append((float(p[index, given]), doubt))
-    return [doubt for _, doubt in sorted(ranked, key=lambda pair: pair[0])]

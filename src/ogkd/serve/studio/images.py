@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -54,25 +55,6 @@ def find_project_images(project: Project) -> list[ImageRef]:
     return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
 
 
-def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | None]:
-    """The number of the image that each path means: that with the longest common end.
-
-    Other tools name files from other folders. None if no image has that file name, or if two fit
-    equally well.
-    """
-
-    def ends(path: str) -> list[str]:
-        parts = path.split("/")
-        return ["/".join(parts[start:]) for start in range(len(parts))]
-
-    rows: dict[str, list[int]] = {}
-    for number, address in enumerate(addresses):
-        for end in ends(address):
-            rows.setdefault(end, []).append(number)
-    candidates = [next((rows[end] for end in ends(path) if end in rows), []) for path in paths]
-    return [numbers[0] if len(numbers) == 1 else None for numbers in candidates]
-
-
 class Gallery:
     """The images in order, their features as far as they are known, and small copies of them."""
 
@@ -94,6 +76,13 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.refs)
 
+    def row(self, number: str | int) -> int:
+        """A row that a request names, checked."""
+        text = str(number)
+        if not re.fullmatch("[0-9]{1,9}", text) or int(text) >= len(self):
+            raise DataError("There is no such image. Load the page again.")
+        return int(text)
+
     @property
     def volumes(self) -> int:
         """Volumes, of which one slice is shown and learned from."""
@@ -109,10 +98,8 @@ class Gallery:
     ) -> None:
         """Compute all features; `notify` is called after each batch."""
         backbone = store.backbone
-        deep = bool(backbone.deep_parts)
         width = backbone.embed_dim + sum(backbone.deep_parts)
-        features = np.zeros((len(self), width), np.float32)
-        self.features = features
+        self.features = np.zeros((len(self), width), np.float32)
         began, first = time.monotonic(), self.done
         keys: dict[str, int] = {}
         # In the random order, so that the queue can start before the end.
@@ -120,19 +107,23 @@ class Gallery:
             if stop.is_set():
                 return
             rows = self._readable(self.order[start : start + _BATCH], keys)
-            try:
-                encoded = store.get([self.refs[row] for row in rows], deep=deep)
-                features[rows] = encoded.rows[:, 0].numpy()
-                self.known[rows] = True
-            except DataError:  # one bad file: find it
-                for row in rows:
-                    try:
-                        features[row] = store.get([self.refs[row]], deep=deep).rows[0, 0].numpy()
-                        self.known[row] = True
-                    except DataError as error:
-                        self.errors[row] = str(error).partition("\n")[2].strip() or str(error)
+            self._encode(store, rows, self.features)
             self.rate = (self.done - first) / max(time.monotonic() - began, 1e-6)
             notify()
+
+    def _encode(self, store: FeatureStore, rows: list[int], features: NDArray[np.float32]) -> None:
+        try:
+            encoded = store.get(
+                [self.refs[row] for row in rows], deep=bool(store.backbone.deep_parts)
+            )
+            features[rows] = encoded.rows[:, 0].numpy()
+            self.known[rows] = True
+        except DataError as error:
+            if len(rows) > 1:  # one bad file: find it
+                for row in rows:
+                    self._encode(store, [row], features)
+                return
+            self.errors[rows[0]] = str(error).partition("\n")[2].strip() or str(error)
 
     def _readable(self, rows: Sequence[int], keys: dict[str, int]) -> list[int]:
         """The rows whose files can be opened; equal files are noted."""

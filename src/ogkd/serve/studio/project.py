@@ -108,14 +108,7 @@ class Mark:
     time: float = 0.0
 
 
-@dataclass(frozen=True)
-class Rename:
-    """A class has another name from here on, in all lines before."""
-
-    rename: tuple[str, str]
-
-
-_LINE: TypeAdapter[Mark | Rename] = TypeAdapter(Mark | Rename)
+_LINE: TypeAdapter[Mark] = TypeAdapter(Mark)
 
 
 class Conflict(ConfigError):
@@ -171,7 +164,7 @@ class Project:
         if torn:
             with storage_errors(path), path.open("r+b") as file:
                 file.truncate(len(content) - len(torn))
-        lines: list[Mark | Rename] = []
+        lines: list[Mark] = []
         for number, line in enumerate(whole, 1):
             try:
                 lines.append(_LINE.validate_json(line))
@@ -179,18 +172,10 @@ class Project:
                 reason = first_problem(error)
                 raise DataError(f"{path}, line {number} is damaged ({reason}).") from error
         self._apply(lines)
-        self._finish([line.rename for line in lines if isinstance(line, Rename)])
-
-    def _finish(self, renames: Sequence[tuple[str, str]]) -> None:
-        """Name the classes as the labels do: a kill may have come between log and settings."""
-        used, names = dict.fromkeys(self.labels.values()), list(self.class_names)
-        if used.keys() <= set(names):
-            return
-        for old, new in renames:
-            names = [new if name == old and new not in names else name for name in names]
-        known = zip(self.facts.classes, names, strict=True)
-        classes = [info.model_copy(update={"name": name}) for info, name in known]
-        self.set_facts(classes=[*classes, *(ClassInfo(name=n) for n in used if n not in names)])
+        # A kill may have come between the labels of a renamed class and its new name.
+        used = dict.fromkeys(self.labels.values())
+        if more := [ClassInfo(name=name) for name in used if name not in self.class_names]:
+            self.set_facts(classes=[*self.facts.classes, *more])
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -201,6 +186,11 @@ class Project:
         """The class of each labelled image, in the order of labelling."""
         pairs = ((m.image, m.label) for m in self.marks.values() if m.state == "label")
         return {image: label for image, label in pairs if label is not None}
+
+    @property
+    def last(self) -> int:
+        """The number of the last line of the log."""
+        return self.history[-1].number if self.history else 0
 
     def patients(self, addresses: Sequence[str]) -> list[str | None]:
         """The patient of each image, by the project's pattern of paths; None if it has none."""
@@ -259,24 +249,6 @@ class Project:
                 state, label = "clear", None
             return self._append(image, state, label, f"undo {by}")
 
-    def label_many(self, labels: Iterable[tuple[str, str]]) -> int:
-        """Label images that have no label yet: (address, class); how many were new."""
-        with self._lock:
-            rows = list(labels)
-            names = dict.fromkeys((*self.class_names, *sorted({label for _, label in rows})))
-            known = {info.name: info for info in self.facts.classes}
-            if len(names) > len(known):
-                self.set_facts(classes=[known.get(n) or ClassInfo(name=n) for n in names])
-            new = [row for row in rows if row[0] not in self.labels]
-            first = self._next_number
-            self._write(
-                [
-                    Mark(number, image, "label", label, "import", time.time())
-                    for number, (image, label) in enumerate(new, first)
-                ]
-            )
-            return len(new)
-
     def set_facts(self, **changes: Any) -> None:
         """Change settings or classes; a class with labels cannot be removed."""
         with self._lock:
@@ -285,19 +257,25 @@ class Project:
             self.facts = facts
 
     def set_classes(self, classes: Sequence[ClassInfo], renames: Mapping[str, str]) -> None:
-        """Rename classes (old name to new), then set them all: everything, or nothing at all."""
+        """Rename classes (old name to new) and set them all: everything, or nothing at all."""
         with self._lock:
-            names, lines = list(self.class_names), []
-            labels = list(self.labels.values())
-            for old, new in renames.items():
-                (clean,) = read_class_names([new])
-                if old not in names or clean in names:
-                    raise ConfigError(f"'{old}' cannot be renamed to '{clean}'. Check both names.")
-                names[names.index(old)] = clean
-                labels = [clean if label == old else label for label in labels]
-                lines.append(Rename((old, clean)))
-            self._changed({"classes": classes}, labels)
-            self._write(lines)
+            names = {old: read_class_names([new])[0] for old, new in renames.items()}
+            kept = set(self.class_names) - names.keys()
+            for old, new in names.items():
+                if old not in self.class_names or new in kept:
+                    raise ConfigError(f"'{old}' cannot be renamed to '{new}'. Check both names.")
+            labels = {image: names.get(label, label) for image, label in self.labels.items()}
+            self._changed({"classes": classes}, labels.values())
+            old_labels, first = self.labels, self.last + 1
+            moved = [pair for pair in labels.items() if old_labels[pair[0]] != pair[1]]
+            now = time.time()
+            self._write(
+                [
+                    Mark(number, image, "label", label, "rename", now)
+                    for number, (image, label) in enumerate(moved, first)
+                ]
+            )
+            self._clicks.clear()
             self.set_facts(classes=classes)
 
     def _changed(self, changes: Mapping[str, Any], used: Iterable[str]) -> Facts:
@@ -363,16 +341,12 @@ class Project:
             write_text(self.folder / VOLUMES, text, ours=True)
         return path
 
-    @property
-    def _next_number(self) -> int:
-        return self.history[-1].number + 1 if self.history else 1
-
     def _append(self, image: str, state: State, label: str | None, by: str) -> Mark:
-        mark = Mark(self._next_number, image, state, label, by, time.time())
+        mark = Mark(self.last + 1, image, state, label, by, time.time())
         self._write([mark])
         return mark
 
-    def _write(self, lines: Sequence[Mark | Rename]) -> None:
+    def _write(self, lines: Sequence[Mark]) -> None:
         """Append to the log; on the disk when this returns."""
         text = "".join(json.dumps(asdict(line), ensure_ascii=False) + "\n" for line in lines)
         if not is_text(text):
@@ -389,15 +363,8 @@ class Project:
                 raise
         self._apply(lines)
 
-    def _apply(self, lines: Iterable[Mark | Rename]) -> None:
-        for line in lines:
-            if isinstance(line, Mark):
-                self.history.append(line)
-                self.marks.pop(line.image, None)  # the last said comes last
-                self.marks[line.image] = line
-                continue
-            old, new = line.rename
-            self._clicks.clear()
-            self.history = [replace(m, label=new) if m.label == old else m for m in self.history]
-            latest = {mark.image: mark for mark in self.history}
-            self.marks = {image: latest[image] for image in self.marks}
+    def _apply(self, lines: Iterable[Mark]) -> None:
+        for mark in lines:
+            self.history.append(mark)
+            self.marks.pop(mark.image, None)  # the last said comes last
+            self.marks[mark.image] = mark

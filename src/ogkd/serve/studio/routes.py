@@ -14,28 +14,24 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, StrictInt, ValidationError
+from pydantic import BaseModel, Field, StrictInt
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ogkd.data.fetch import unpack
-from ogkd.data.tables import read_table
-from ogkd.data.tasks import require_classes
-from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.files import folder_atomically, home
+from ogkd.errors import ConfigError
+from ogkd.files import folder_atomically
 from ogkd.images.decode import EXTENSIONS
-from ogkd.records import first_problem
-from ogkd.serve.guard import Guard
+from ogkd.serve.guard import Guard, problem
 from ogkd.serve.models import Model
 from ogkd.serve.server import Settings, guarded, one_worker
-from ogkd.serve.studio.exports import export
-from ogkd.serve.studio.images import THUMB, VIEW, match_paths
+from ogkd.serve.studio.exports import hand_over
+from ogkd.serve.studio.images import THUMB, VIEW
 from ogkd.serve.studio.project import UPLOADS, ClassInfo, Conflict, State
 from ogkd.serve.studio.session import Session, texts_for
-from ogkd.serve.studio.state import detail, images_json, row_of, state_json
 from ogkd.serve.uploads import display_name
-from ogkd.serve.web import page_routes, problem, receive_file, use_routes
+from ogkd.serve.web import page_routes, receive_file, use_routes
 
 _MAX_ZIP = 2_000_000_000
 
@@ -62,10 +58,6 @@ class Changes(BaseModel):
     patient: str | None
 
 
-class Folder(BaseModel):
-    folder: str = Field(max_length=4096)
-
-
 def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
     """The page of the studio behind its guard."""
     worker, size = one_worker(), settings.max_bytes
@@ -77,19 +69,16 @@ def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
         return [Model(session.project.folder.name, fitted.decider)]
 
     use = use_routes(current, folder, size, worker, studio=True)
-    routes = [*use, *studio_routes(session, folder, settings, worker), *page_routes()]
-    limits = {"/api/upload": _MAX_ZIP, "/api/import": size}
-    return guarded(routes, settings, limits, {Conflict: _conflict})
+    routes = [*use, *studio_routes(session, folder, worker), *page_routes()]
+    return guarded(routes, settings, {"/api/upload": _MAX_ZIP}, {Conflict: _conflict})
 
 
 def _conflict(_: Request, error: Conflict) -> Response:
     mark = {"label": error.mark.label, "state": error.mark.state, "number": error.mark.number}
-    return JSONResponse({"detail": str(error), **mark}, 409)
+    return problem(str(error), 409, **mark)
 
 
-def studio_routes(
-    session: Session, folder: Path, settings: Settings, worker: Executor
-) -> list[Route]:
+def studio_routes(session: Session, folder: Path, worker: Executor) -> list[Route]:
     project = session.project
     exporting = one_worker()  # beside the other: nobody who labels waits for a file
 
@@ -98,7 +87,7 @@ def studio_routes(
         return {"rows": rows, "version": session.version}
 
     def label(click: Click) -> Any:
-        address = session.gallery.addresses[row_of(session, click.row)]
+        address = session.gallery.addresses[session.gallery.row(click.row)]
         mark = project.mark(address, click.state, click.label, by=click.by, seen=click.seen)
         session.changed()
         return {"number": mark.number, "state": mark.state, "label": mark.label}
@@ -112,21 +101,12 @@ def studio_routes(
     def classes(body: Classes) -> Any:
         project.set_classes(body.classes, body.renames)
         session.changed()
-        return state_json(session)
+        return session.state_json()
 
     def settings_changed(body: Changes) -> Any:
         project.set_facts(patient=body.patient or None)
         session.changed()
-        return state_json(session)
-
-    def choose_folder(body: Folder) -> Any:
-        if settings.token is not None:
-            raise ConfigError("Folders can only be chosen on the machine itself. Drop the files.")
-        chosen = home(body.folder)
-        if not chosen.is_absolute() or not chosen.is_dir():
-            raise ConfigError(f"There is no folder '{chosen}' on this machine.")
-        session.add_folder(chosen)
-        return state_json(session)
+        return session.state_json()
 
     async def upload(request: Request) -> Response:
         """One image or a zip of images, which the user wants in the project."""
@@ -137,38 +117,27 @@ def studio_routes(
             await asyncio.to_thread(_keep, file, project.folder / UPLOADS)
         if request.query_params.get("last") == "1":
             await asyncio.to_thread(session.rescan)
-        return JSONResponse(state_json(session))
+        return JSONResponse(session.state_json())
 
-    async def imported(request: Request) -> Response:
-        """Labels of another tool: a table of path and label."""
-        with tempfile.TemporaryDirectory(dir=folder) as received:
-            file = Path(received) / "labels.csv"
-            await receive_file(request, file)
-            return JSONResponse(await asyncio.to_thread(_import_labels, session, file))
-
-    async def download(request: Request) -> Response:
+    async def download(_: Request) -> Response:
         await asyncio.to_thread(session.settle)
-        kind = request.path_params["kind"]
-        content, name, media = await asyncio.wrap_future(
-            exporting.submit(export, session, kind, folder)
-        )
-        shown = {"content-disposition": f'attachment; filename="{name}"'}
-        return Response(content, media_type=media, headers=shown)
+        content = await asyncio.wrap_future(exporting.submit(hand_over, session, folder))
+        shown = {"content-disposition": f'attachment; filename="{project.folder.name}.zip"'}
+        return Response(content, media_type="application/zip", headers=shown)
 
     def thumbnail(request: Request, side: int) -> Response:
-        content = session.gallery.thumbnail(row_of(session, request.path_params["row"]), side)
-        return Response(content, media_type="image/jpeg")
+        row = session.gallery.row(request.path_params["row"])
+        return Response(session.gallery.thumbnail(row, side), media_type="image/jpeg")
 
     async def look(request: Request) -> Response:
-        row = row_of(session, request.path_params["row"])
+        row = session.gallery.row(request.path_params["row"])
         evidence = request.query_params.get("evidence") == "1"
-        return JSONResponse(
-            await asyncio.wrap_future(worker.submit(detail, session, row, evidence))
-        )
+        job = worker.submit(session.image_json, row, evidence=evidence)
+        return JSONResponse(await asyncio.wrap_future(job))
 
     answers: dict[str, Callable[[Request], Any]] = {
-        "/api/state": lambda _: state_json(session),
-        "/api/images": lambda _: images_json(session),
+        "/api/state": lambda _: session.state_json(),
+        "/api/images": lambda _: session.images_json(),
         "/api/next": following,
         "/api/texts": lambda request: {"texts": texts_for(request.query_params.get("name", ""))},
     }
@@ -177,7 +146,6 @@ def studio_routes(
         "/api/undo": (Window, undo),
         "/api/classes": (Classes, classes),
         "/api/settings": (Changes, settings_changed),
-        "/api/folder": (Folder, choose_folder),
     }
     return [
         *(Route(path, _answered(make)) for path, make in answers.items()),
@@ -185,9 +153,8 @@ def studio_routes(
         Route("/api/look/{row}", look),
         Route("/thumb/{row}", functools.partial(thumbnail, side=THUMB)),
         Route("/image/{row}", functools.partial(thumbnail, side=VIEW)),
-        Route("/api/export/{kind}", download),
+        Route("/api/export", download),
         Route("/api/upload", upload, methods=["POST"]),
-        Route("/api/import", imported, methods=["POST"]),
     ]
 
 
@@ -204,35 +171,10 @@ def _changed(kind: type[BaseModel], change: Callable[[Any], Any]) -> Callable[[R
     """A function of a record as a handler of the JSON objects that it is read from."""
 
     async def handler(request: Request) -> Response:
-        try:
-            body = kind.model_validate_json(await request.body())
-        except ValidationError as error:
-            return problem(first_problem(error), 422)
+        body = kind.model_validate_json(await request.body())
         return JSONResponse(await asyncio.to_thread(change, body))
 
     return handler
-
-
-def _import_labels(session: Session, file: Path) -> dict[str, Any]:
-    """Label what a table names and has no label yet; counts, and what it names that is not here."""
-    try:
-        table = read_table(file, root=Path())
-        require_classes(table.task, "The studio")
-    except OgkdError as error:  # nobody knows where the file was kept meanwhile
-        raise DataError(str(error).replace(f"{file.parent}/", "")) from error
-    addresses = session.gallery.addresses
-    paths = [case.image.as_posix() for case in table.cases]
-    matches = match_paths(paths, addresses)
-    rows = [
-        (addresses[number], table.task.text(case.target))
-        for number, case in zip(matches, table.cases, strict=True)
-        if number is not None
-    ]
-    lost = [path for path, number in zip(paths, matches, strict=True) if number is None]
-    new = session.project.label_many(rows)
-    session.changed()
-    counts = {"labelled": new, "known": len(rows) - new, "lost_count": len(lost)}
-    return {**counts, "lost": lost[:20]}
 
 
 def _keep(file: Path, target: Path) -> None:

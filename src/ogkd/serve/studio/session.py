@@ -1,34 +1,48 @@
-"""A project at work: images are encoded and models fitted in the background while people label."""
+"""A project at work: images are encoded and models fitted in the background while people label.
+
+What the page shows of it is here too, as JSON: the state, the gallery, one image in detail.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.data.case import Case
 from ogkd.data.names import fold_name
 from ogkd.errors import OgkdError
-from ogkd.features.store import FeatureStore
+from ogkd.features.store import FeatureStore, given_batches
 from ogkd.fitting.choose import AUTO, choose_backbone
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
+from ogkd.model.table import decision_json
 from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
+from ogkd.serve.models import evidence_json
 from ogkd.serve.studio.fit import Fitted, Snapshot, fit_labels, judge
 from ogkd.serve.studio.images import Gallery, find_project_images
 from ogkd.serve.studio.project import Project
-from ogkd.serve.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, next_images, with_checks
+from ogkd.serve.studio.queue import (
+    ASSIGNED,
+    EXCLUDED,
+    UNLABELLED,
+    next_images,
+    uncertainty,
+    with_checks,
+)
 
 _AHEAD = 12  # images of the queue that are given at once
 _SAMPLE = 24  # images by which a backbone is chosen
-_LENT, _LENT_SECONDS = 4, 60.0  # images that a window has to itself, and for how long
+_LENT, _WINDOWS = 4, 4  # images that a window has to itself, and how many windows have some
+_NAMED = 5  # files that cannot be read
 _STALE = 4  # labels after which a head is judged again even if more labels are coming in
 log = logging.getLogger("ogkd.serve.studio")
 
@@ -47,8 +61,8 @@ class Session:
         self.stage = "idle"  # or loading, encoding, ready, error
         self.problem = ""
         self._text: tuple[Any, TextSide] | None = None
-        self._lent: dict[int, tuple[str, float]] = {}  # row -> which window has it, until when
-        self._lending, self._stop = threading.Lock(), threading.Event()
+        self._lent: dict[str, list[int]] = {}  # the rows that each window was given last
+        self._stop = threading.Event()
         self._asked = 0  # how often something has changed
         self._encoder, self._fitter = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self.encoding: Future[None] | None = None
@@ -70,16 +84,6 @@ class Session:
         self.version += 1
         if refs:
             self.encoding = self._encoder.submit(self._encode, self.gallery, self._stop)
-
-    def add_folder(self, folder: Path) -> None:
-        """Add a folder of images, unless they cannot be used."""
-        before = self.project.facts.folders
-        self.project.add_folder(folder)
-        try:
-            self.rescan()
-        except OgkdError:
-            self.project.set_facts(folders=before)
-            raise
 
     def changed(self) -> None:
         """Labels or classes have changed: fit again soon."""
@@ -110,13 +114,10 @@ class Session:
 
         `by` is the window that asks. What only others have left is given to all.
         """
-        with self._lending:
-            now = time.monotonic()
-            self._lent = {row: loan for row, loan in self._lent.items() if loan[1] > now}
-            others = [row for row, (who, _) in self._lent.items() if who != by]
-            rows = self._queue(n, others) or self._queue(n, ())
-            self._lent |= dict.fromkeys(rows[:_LENT], (by, now + _LENT_SECONDS))
-            return rows
+        others = [row for who, rows in list(self._lent.items()) if who != by for row in rows]
+        rows = self._queue(n, others) or self._queue(n, ())
+        self._lent = dict([*self._lent.items(), (by, rows[:_LENT])][-_WINDOWS:])
+        return rows
 
     def _queue(self, n: int, lent: Sequence[int]) -> list[int]:
         gallery, fitted = self.gallery, self.fitted
@@ -141,6 +142,96 @@ class Session:
             n=n,
         )
         return with_checks(queue, gallery.order, labels)
+
+    def state_json(self) -> dict[str, Any]:
+        """All but the images: small enough to ask for every second."""
+        project, gallery, fitted = self.project, self.gallery, self.fitted
+        bad = sorted(gallery.errors)
+        marks = [mark for image, mark in list(project.marks.items()) if image in gallery.rows]
+        counts = Counter(mark.label for mark in marks if mark.state == "label")
+        names = project.patients(gallery.addresses)
+        known = {name for name in names if name is not None}
+        return {
+            "version": self.version,
+            "name": project.folder.name,
+            "patient": project.facts.patient,
+            "patients": len(known) + names.count(None) if known else None,
+            "stage": self.stage,
+            "problem": self.problem,
+            "images": len(gallery),
+            "encoded": gallery.done,
+            "rate": round(gallery.rate, 1),
+            "unreadable": len(bad),
+            "unreadable_names": [gallery.addresses[row] for row in bad[:_NAMED]],
+            "copies": len(gallery.copies),
+            "volumes": gallery.volumes,
+            "backbone": "" if self.backbone is None else self.backbone.name.rsplit("/", 1)[-1],
+            "classes": [
+                {**info.model_dump(mode="json"), "labels": counts[info.name]}
+                for info in project.facts.classes
+            ],
+            "labelled": sum(counts.values()),
+            "fit": None if fitted is None else fitted.as_json(),
+        }
+
+    def images_json(self) -> dict[str, Any]:
+        """The gallery, column by column: a row of each for every image."""
+        gallery, fitted = self.gallery, self.fitted
+        marks = [self._mark_json(address) for address in gallery.addresses]
+        body: dict[str, Any] = {
+            "version": self.version,
+            "names": gallery.addresses,
+            "label": [int(label) if label >= 0 else -1 for label in self.labels()],
+            "state": [mark["state"] for mark in marks],
+            "mark": [mark["mark"] for mark in marks],
+            "known": gallery.known.astype(int).tolist(),
+            "errors": {str(row): reason for row, reason in gallery.errors.items()},
+            "copies": {str(row): first for row, first in gallery.copies.items()},
+        }
+        if fitted is not None and len(fitted.known) == len(gallery):
+            p = fitted.probabilities
+            body["predicted"] = np.where(fitted.known, p.argmax(axis=1), -1).tolist()
+            body["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
+            body["doubt"] = [round(float(doubt), 4) for doubt in uncertainty(p)]
+            if fitted.sets is not None:
+                body["plausible"] = fitted.sets.sum(axis=1).tolist()
+            if fitted.unfamiliar is not None:
+                body["unfamiliar"] = fitted.unfamiliar.astype(int).tolist()
+        return body
+
+    def _mark_json(self, address: str) -> dict[str, Any]:
+        """What was last said of an image."""
+        mark = self.project.marks.get(address)
+        if mark is None:
+            return {"state": "", "label": None, "mark": 0}
+        state = "" if mark.state == "clear" else mark.state
+        return {"state": state, "label": mark.label, "mark": mark.number}
+
+    def image_json(self, row: int, *, evidence: bool) -> dict[str, Any]:
+        """One image: what the model says of it, as `predict` writes it, and why."""
+        gallery, fitted = self.gallery, self.fitted
+        body: dict[str, Any] = {
+            "name": gallery.addresses[row],
+            **self._mark_json(gallery.addresses[row]),
+            "error": gallery.errors.get(row, ""),
+            "copy_of": gallery.copies.get(row),
+        }
+        if fitted is None or gallery.features is None or len(fitted.known) != len(gallery):
+            return body
+        if not fitted.known[row]:
+            return body
+        decider, drawn = fitted.decider, evidence and not fitted.missing
+        feature = torch.from_numpy(gallery.features[[row]])
+        [decision] = decider.decide(
+            [Case.single(gallery.refs[row])],
+            None if drawn else lambda images: given_batches(feature, images),
+            crops=drawn,
+        )
+        body["decision"] = decision_json(decider.task, decision, joined=False)
+        body["learned"] = fitted.learned
+        if drawn and (shown := evidence_json(decider.classifier, decision)) is not None:
+            body["evidence"] = shown
+        return body
 
     def text(self) -> TextSide | None:
         """The texts of the classes through the backbone's text tower; None without classes."""
