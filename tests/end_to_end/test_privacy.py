@@ -14,7 +14,7 @@ import pytest
 from ogkd.cli import main
 from ogkd.data.phantoms import write_folder
 from ogkd.images import ImageRef
-from ogkd.serve.studio.exports import export
+from ogkd.serve.studio.exports import hand_over
 from ogkd.serve.studio.project import ClassInfo, Project
 from ogkd.serve.studio.session import Session
 from tiny_backbones import make_clip
@@ -91,9 +91,7 @@ def _teach(folder):
             project.mark(project.address(ImageRef(ref)), "label", name, by="window")
     session.changed()
     session.settle()
-    for kind in ("labels", "predictions", "report", "handover"):
-        content, name, _ = export(session, kind, folder)
-        (folder / "out" / name).write_bytes(content)
+    (folder / "out" / "studio.zip").write_bytes(hand_over(session, folder))
     session.close()
 
 
