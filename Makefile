@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo check test hostile lint format docs browser lock clean
+.PHONY: demo check test hostile lowest coverage audit dist lint format docs browser lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
@@ -44,6 +44,34 @@ lock:
 	@echo "torch; python_version < '3'" > $(VENV)/without-torch.txt
 	uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --constraint constraints.txt --universal --python-version 3.11 \
 	    --override $(VENV)/without-torch.txt --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
+
+# Lines and branches of src that the fast tests reach; tests that start processes are among the slow ones.
+coverage: $(VENV)/.dev
+	$(BIN)/python -m coverage run --branch --source ogkd --data-file $(VENV)/.coverage -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m coverage report --data-file $(VENV)/.coverage --skip-covered --sort cover
+
+# The fast tests with the lowest versions that pyproject.toml allows, in an environment of their own.
+# TORCH=2.13.0 keeps one version of torch; UV_FIND_LINKS names a folder of wheels that is not on PyPI.
+LOWEST ?= $(or $(TMPDIR),/tmp)/ogkd-lowest
+lowest:
+	test -x $(LOWEST)/uv/bin/uv || { $(PYTHON) -m venv $(LOWEST)/uv && $(LOWEST)/uv/bin/python -m pip install --quiet uv; }
+	@echo "$(TORCH:%=torch==%)" > $(LOWEST)/overrides.txt
+	$(LOWEST)/uv/bin/uv venv --quiet --clear --python $(PYTHON) $(LOWEST)/env
+	$(LOWEST)/uv/bin/uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --extra dev --resolution lowest-direct \
+	    --override $(LOWEST)/overrides.txt --python $(LOWEST)/env --no-annotate --no-header --quiet --output-file $(LOWEST)/lowest.txt
+	$(LOWEST)/uv/bin/uv pip install --quiet --python $(LOWEST)/env --requirement $(LOWEST)/lowest.txt
+	$(LOWEST)/uv/bin/uv pip install --quiet --python $(LOWEST)/env --no-deps --editable .
+	$(LOWEST)/env/bin/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
+
+# Known vulnerabilities of what requirements.lock installs; asks pypi.org.
+audit:
+	test -x $(LOWEST)/audit/bin/pip-audit || { $(PYTHON) -m venv $(LOWEST)/audit && $(LOWEST)/audit/bin/python -m pip install --quiet pip-audit; }
+	$(LOWEST)/audit/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict
+
+# What a release uploads: the sources and the wheel, each checked as PyPI does.
+dist:
+	$(PYTHON) -m venv $(LOWEST)/dist && $(LOWEST)/dist/bin/python -m pip install --quiet build twine
+	rm -rf dist && $(LOWEST)/dist/bin/python -m build && $(LOWEST)/dist/bin/twine check --strict dist/*
 
 # What drives Chromium in the tests of the web page; without it they are skipped.
 browser: $(VENV)/node/node_modules/playwright-core/index.js

@@ -113,6 +113,7 @@ class Start:
     def _read(self) -> str:
         """Note the options and what the data contains; other results are never continued."""
         now = {**self.options, "data": _digest(self.dataset)}
+        now |= {name: _without_folders(now[name]) for name in ("backbone", "prompts")}
         if (prompts := self.options["prompts"]) and Path(prompts).is_file():
             now["texts"] = sha256_file(Path(prompts))
         file, before = self.out / "start.json", {}
@@ -250,6 +251,17 @@ def _results_folder(data: Path, out: Path | None) -> Path:
     if problem:
         raise ConfigError(f"{folder} {problem}. Choose another folder.", argument="out")
     return folder
+
+
+def _without_folders(name: str | None) -> str | None:
+    """A path as its last part and a digest: what is handed on tells no folder of this machine.
+
+    >>> _without_folders("builtin"), _without_folders("/data/clip")
+    ('builtin', 'clip (78ccd18a)')
+    """
+    if name is None or not Path(name).is_absolute():
+        return name
+    return f"{Path(name).name} ({hashlib.sha256(name.encode()).hexdigest()[:8]})"
 
 
 def _digest(dataset: Dataset) -> str:

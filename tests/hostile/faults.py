@@ -1,9 +1,10 @@
 """Make the n-th operation on files fail, or kill the process there.
 
 Operations are counted below `ogkd.files` and everything else that a command does with files in
-its own folder: opening, reading, writing, syncing, renaming, making folders. Of many
-reads or writes of one file in a row the first two are counted, of images the first two and every
-sixteenth: the others find the same state.
+its own folder: opening, reading, writing, syncing, renaming, making folders. Of many reads or
+writes of one file in a row the first two are counted, of images the first two and every sixteenth:
+the others find the same state. Images of the data are outside of the folder: threads read them in
+no fixed order, and a number would not name one operation.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
         def step(what: str, path: object) -> None:
             nonlocal count, last, in_a_row
             if isinstance(path, str | bytes | os.PathLike):
-                name = os.fsdecode(path)
-                if not Path(name).absolute().is_relative_to(below) or name == str(seen):
+                name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - without its dots
+                if not Path(name).is_relative_to(below) or name == str(seen):
                     return
                 images[what] += name.endswith(".png")
                 if name.endswith(".png") and images[what] > 2 and images[what] % 16:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ogkd import plugins
 from ogkd.errors import BackboneError, OgkdError, did_you_mean
-from ogkd.files import cache_dir, read_toml
+from ogkd.files import cache_dir, home, read_toml
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +107,15 @@ def find_record(name: str) -> Record | None:
             if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
                 return record
     return None
+
+
+def local_folder(name: str) -> Path | None:
+    """The folder on this machine that a backbone's name is; None for a known name or a hub id.
+
+    What is handed on names such a backbone by the last part of the path only.
+    """
+    folder = home(name)
+    return folder.resolve() if find_record(name) is None and folder.is_dir() else None
 
 
 def hub_record(hub_id: str) -> Record:

@@ -172,7 +172,9 @@ def studio(
     target = Path(name) if out is None else out
     with fail_if_locked(target):
         project = Project.open(target)
-        changes = {"backbone": backbone, "patient": patient, "slice": slice}
+        if backbone is not None:
+            project.use_backbone(backbone)
+        changes = {"patient": patient, "slice": slice}
         project.set_facts(**{key: value for key, value in changes.items() if value is not None})
         if images is not None:
             project.add_folder(images)

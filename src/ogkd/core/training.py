@@ -158,11 +158,13 @@ def train_contexts(
                 state = snapshot(contexts, optimiser, epoch + 1, losses, average)
                 rate, seconds = learning_rate(epoch, config), time.perf_counter() - began
                 entry = {"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms}
+                # First the log: an epoch that a kill leaves without a checkpoint is logged again,
+                # one that it left without a line would be missing.
+                if log is not None:
+                    log(entry)
                 last = epoch + 1 == config.epochs or bool(converged(losses, config).all())
                 if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
                     checkpoint.save(state)
-                if log is not None:
-                    log(entry)
                 entry = None
                 bar.advance()
                 bar.describe(f"loss {np.mean(terms['total']):.3f}")  # its terms are in the log

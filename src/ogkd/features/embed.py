@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ogkd.backbones.base import Backbone
+from ogkd.backbones.catalog import local_folder
 from ogkd.errors import DataError
 from ogkd.features.encode import EncodedBatch, SafetensorsStream
 from ogkd.features.unreadable import (
@@ -63,4 +64,6 @@ def embed_images(
 
 
 def _metadata(backbone: Backbone, files: Sequence[str]) -> dict[str, str]:
-    return {"backbone": backbone.name, "digest": backbone.digest, "files": json.dumps(files)}
+    folder = local_folder(backbone.name)
+    name = folder.name if folder else backbone.name
+    return {"backbone": name, "digest": backbone.digest, "files": json.dumps(files)}

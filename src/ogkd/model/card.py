@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ogkd import plugins
 from ogkd.backbones.base import Backbone
-from ogkd.backbones.catalog import find_record
+from ogkd.backbones.catalog import find_record, local_folder
 from ogkd.core.pooling import Pooling
 from ogkd.data.grouping import Grouping
 from ogkd.data.task import Task
 from ogkd.data.tasks import task_from_json
 from ogkd.errors import ConfigError
-from ogkd.files import cache_dir, home, write_json
+from ogkd.files import cache_dir, write_json
 from ogkd.methods import METHODS, Method, make_method
 from ogkd.records import read_record, sealed
 
@@ -47,9 +47,8 @@ class BackboneCard(BaseModel):
     @classmethod
     def of(cls, backbone: Backbone) -> BackboneCard:
         """Describe a loaded backbone."""
-        name, folder = backbone.name, home(backbone.name)
-        if find_record(name) is None and folder.is_dir():
-            folder = folder.resolve()
+        name = backbone.name
+        if folder := local_folder(name):
             name = folder.name
             with contextlib.suppress(OSError):  # a convenience: without it, the user says where
                 _places().mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from pydantic import (
     field_validator,
 )
 
+from ogkd.backbones.catalog import find_record, local_folder
 from ogkd.data.case import Case, Dataset
 from ogkd.data.names import read_class_names
 from ogkd.data.tables import csv_text, relative_to, table_text
@@ -296,6 +297,17 @@ class Project:
         """Add a folder of images; they stay there."""
         address = self.address(ImageRef(folder.resolve()))
         self.set_facts(folders=tuple(dict.fromkeys((*self.facts.folders, address))))
+
+    def use_backbone(self, name: str) -> None:
+        """Keep which backbone encodes; a folder as seen from the project's."""
+        folder = local_folder(name)
+        self.set_facts(backbone=self.address(ImageRef(folder)) if folder else name)
+
+    @property
+    def backbone(self) -> str:
+        """What loads the backbone: a name, or a folder on this machine."""
+        name = self.facts.backbone
+        return name if find_record(name) else str(local_folder(str(self.folder / name)) or name)
 
     @property
     def task(self) -> OneOf:

@@ -266,7 +266,7 @@ class Session:
         self.version += 1
 
     def _load(self) -> Backbone:
-        name = self.project.facts.backbone
+        name = self.project.backbone
         if name == AUTO:
             step = max(1, len(self.gallery) // _SAMPLE)
             name = choose_backbone(self.gallery.refs[::step][:_SAMPLE], say=self.say)
