@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_facts, print_json, say
+from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
@@ -179,23 +179,33 @@ def methods(
     name: Annotated[
         str | None, Argument(help="Show the settings and presets of this method.")
     ] = None,
+    preset: Annotated[
+        str | None, Option(help="With NAME: the settings of this preset, not the defaults.")
+    ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """List the methods with their cost and needs, or show one with its settings and presets."""
-    from ogkd.methods import METHODS, make_method, presets
+    """List the methods with their cost and needs, or explain the settings of one."""
+    from ogkd.methods import METHODS, make_method, not_built, presets, setting_help
 
     facts: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:
-        make_method(name)  # refuses an unknown name with a hint
-        settings = METHODS[name].Config().model_dump(mode="json")
+        config = make_method(name, preset=preset).config
+        settings = config.model_dump(mode="json")
         facts = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
+        flat = dict(ogkd.methods.flatten(settings))
+        facts["preset"] = preset
+        facts["explained"] = {key: setting_help(type(config), key) for key in flat}
+    elif preset is not None:
+        raise ConfigError("It needs the NAME of a method.", argument="preset")
     if as_json:
         print_json(facts)
     else:
         for entry in facts if name is None else [facts]:
             _print_method(entry)
     if name is None and not as_json:
-        typer.echo("Settings and presets of a method: ogkd methods NAME")
+        typer.echo("\nNamed in the literature, and not built:")
+        print_facts({f"  {method}": reason for method, reason in not_built().items()})
+        typer.echo("\nSettings and presets of a method: ogkd methods NAME")
 
 
 def _method_facts(name: str) -> dict[str, Any]:
@@ -222,7 +232,9 @@ def _print_method(entry: dict[str, Any]) -> None:
     needs = ", ".join(entry["needs"]) or "nothing"
     typer.echo(f"  {entry['cost']}; needs {needs}; {entry['citation']}")
     if settings := dict(ogkd.methods.flatten(entry.get("settings", {}))):
-        typer.echo("Settings (change one with --set NAME=VALUE):")
-        print_facts({f"  {key}": json.dumps(value) for key, value in settings.items()})
+        which = f"of {entry['preset']}" if entry["preset"] else "without a preset"
+        typer.echo(f"\nSettings {which} (change one with --set NAME=VALUE):")
+        rows = [(key, json.dumps(x), entry["explained"][key]) for key, x in settings.items()]
+        print_table(("setting", "value", "meaning"), rows)
     if presets := entry.get("presets"):
-        typer.echo("\n  ".join(["Presets (--preset NAME):", *presets]))
+        typer.echo("\n  ".join(["\nPresets (--preset NAME):", *presets]))

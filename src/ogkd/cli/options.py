@@ -284,8 +284,11 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
-    """Open a text file or sheet that appears at `path` once everything is written."""
+def write_rows(path: Path, start: str = "") -> Iterator[TextIO | Sheet]:
+    """Open a text file or sheet that appears at `path` once everything is written.
+
+    A text file begins with `start`.
+    """
     from ogkd.data.tables import SHEET, Sheet
 
     if path.suffix.lower() == SHEET:
@@ -297,4 +300,5 @@ def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
         # A file name that is not valid text is written as the bytes it consists of.
         aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
+        file.write(start)
         yield file
