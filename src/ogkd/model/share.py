@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ogkd.backbones.hub import hub_files
 from ogkd.download import HUB, mirrored
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.model.calibration import CALIBRATION
@@ -47,6 +46,8 @@ def is_hub_id(name: str | Path) -> bool:
 
 def pull(hub_id: str) -> Path:
     """The folder of a model on the hub, in the hub's cache; only files of a model are fetched."""
+    from ogkd.backbones.hub import hub_files  # slow to import
+
     try:
         files = hub_files(hub_id, *FILES)
     except BackboneError as error:
