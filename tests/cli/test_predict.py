@@ -270,3 +270,9 @@ def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     assert loud in ogkd("calibrate", model, data).err
     outcome = ogkd("predict", "--zero-shot", TWO, "-b", "builtin", data / "test")
     assert outcome.err.count(loud) == 1
+
+
+def test_a_class_name_may_contain_a_comma(ogkd, tmp_path):
+    words = ("predict", "--zero-shot", '"mass, benign", cyst', "-b", "builtin")
+    written = ogkd(*words, write_image(tmp_path / "a.png")).out
+    assert rows(written)[0][-2:] == ["mass, benign", "cyst"]

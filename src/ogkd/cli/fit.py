@@ -111,7 +111,7 @@ _ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
 fit.__signature__ = signature_of(_fit_options(_ALL))  # type: ignore[attr-defined]
 
 
-def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
+def start(data: Path, out: Path | None, yes: bool, restart: bool, **options: Any) -> None:
     """From a folder of images to a tested model and a report, in one command.
 
     Checks the images, leaves out what cannot be used, divides the rest into
@@ -131,18 +131,20 @@ def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
 
     options["columns"] = opt.read_columns(options["columns"])
     asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
-    for line in Start(data, out, options, **asks).run():
+    for line in Start(data, out, options, **asks, restart=restart).run():
         typer.echo(line)
 
 
 _USED = ("data", "backbone", "method", "prompts", "normal", "columns", "slice", "cases", "slices")
 _RESULTS = Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
+_RESTART = Option("--restart", help="Remove the results of an earlier start, and begin again.")
 _YES = Option("--yes", "-y", help="Ask nothing: accept the defaults.")
 start.__signature__ = signature_of(  # type: ignore[attr-defined]
     [
         *_fit_options(_USED),
         ("out", Annotated[Path | None, _RESULTS], None),
         ("yes", Annotated[bool, _YES], False),
+        ("restart", Annotated[bool, _RESTART], False),
     ]
 )
 

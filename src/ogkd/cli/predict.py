@@ -39,7 +39,8 @@ def predict(
         str | None,
         Option(
             metavar="CLASSES",
-            help="Instead of a model: class names, separated by commas. All arguments are images.",
+            help="Instead of a model: class names, separated by commas (a name with a comma in "
+            "double quotes). All arguments are images.",
         ),
     ] = None,
     prompts: Annotated[
