@@ -10,7 +10,7 @@ import typer.main
 from properdocs.structure.files import File, Files
 
 from ogkd.cli import app
-from ogkd.methods import not_built
+from ogkd.methods.registry import not_built
 
 # "```bash test" marks a block that tests/docs runs; the site's renderer knows only the language.
 _TESTED = re.compile(r"^```(\w+) test$", re.MULTILINE)

@@ -26,16 +26,7 @@ from ogkd.data.tables import csv_text, table_text
 from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
 from ogkd.evaluation import Evaluation, LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
-from ogkd.files import (
-    holds_files,
-    home,
-    read_json,
-    resolved,
-    sha256_file,
-    storage_errors,
-    write_json,
-    write_new,
-)
+from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.choose import NoRealBackbone
 from ogkd.fitting.pipeline import fit_request, progress_of
 from ogkd.fitting.request import FitRequest
@@ -154,11 +145,10 @@ class Start:
     def _remove_results(self) -> None:
         """Remove what the steps have written, and no other file; what marks the folder last."""
         model = self.out / "model"
-        with storage_errors(self.out):
-            for folder in (model, progress_of(model)):
-                shutil.rmtree(folder, ignore_errors=True)
-            for name in _RESULTS:
-                (self.out / name).unlink(missing_ok=True)
+        for folder in (model, progress_of(model)):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in _RESULTS:
+            (self.out / name).unlink(missing_ok=True)
 
     def _check(self) -> str:
         page = self.out / "check.html"

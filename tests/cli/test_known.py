@@ -11,7 +11,7 @@ from ogkd.backbones import hub
 from ogkd.backbones.catalog import catalog
 from ogkd.data import fetch
 from ogkd.data.catalog import Benchmark, benchmark, benchmarks
-from ogkd.methods import not_built
+from ogkd.methods.registry import not_built
 from tiny_backbones import make_clip
 
 

@@ -10,7 +10,8 @@ from toys import NAMES, make_support, pixel_support, text_of, unit
 import ogkd
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate
-from ogkd.methods import METHODS, flatten, make_method, presets, setting_help
+from ogkd.methods import METHODS, flatten, make_method, presets
+from ogkd.methods.registry import setting_help
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
