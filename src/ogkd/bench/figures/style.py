@@ -106,9 +106,10 @@ def footer(figure: Figure, line: str) -> None:
     """Write what the figure was made with in small letters below it, and below its legend."""
     strip = _FOOTER / figure.get_figheight()
     figure.text(0.01, strip / 4, shown(line, 120), fontsize=5, color="#888888")
-    figure.get_layout_engine().set(rect=(0, round(strip, 3), 1, round(1 - strip, 3)))
+    above = (0, round(strip, 3), 1, round(1 - strip, 3))  # so short that layouts are repeatable
+    figure.set_layout_engine("constrained", rect=above)
     for legend in figure.legends:  # the layout keeps room for one, but does not move it
-        legend.borderaxespad = 72 * _FOOTER / legend.get_texts()[0].get_fontsize()
+        legend.borderaxespad = 72 * _FOOTER / float(legend.get_texts()[0].get_fontsize())
 
 
 def band(ax: Axes, x: Any, mean: Any, std: Any, colour: str) -> None:
