@@ -3,6 +3,8 @@
 #   docker build -t ogkd .
 #   docker run --rm -v "$PWD":/work ogkd start my_images --yes
 #   docker run --rm -it -p 127.0.0.1:7860:7860 -v "$PWD":/work ogkd app my-model --host 0.0.0.0
+#
+# The page needs a token, new at each start and printed, or that of the variable OGKD_TOKEN (-e OGKD_TOKEN).
 
 FROM python:3.12-slim AS wheel
 WORKDIR /source
@@ -20,8 +22,10 @@ RUN pip install --no-cache-dir --no-deps /tmp/wheel/*.whl && rm -r /tmp/wheel /t
 
 RUN useradd --create-home ogkd && mkdir /work /cache && chown ogkd /work /cache
 USER ogkd
-ENV OGKD_CACHE=/cache
+ENV OGKD_CACHE=/cache OGKD_ACCESS_LOG=1
 VOLUME /cache
 WORKDIR /work
 EXPOSE 7860
+# Of `app` and `studio`; containers of other commands serve no page and are done when they end.
+HEALTHCHECK --start-period=2m CMD ["python", "-c", "import http.client as h, sys; c = h.HTTPConnection('127.0.0.1', 7860, timeout=5); c.request('GET', '/health'); sys.exit(c.getresponse().status != 200)"]
 ENTRYPOINT ["ogkd"]

@@ -107,4 +107,8 @@ def main(model, *paths):
 
 
 if __name__ == "__main__":
+    asked = {"-h", "--help"} & set(sys.argv)
+    if asked or len(sys.argv) < 3:
+        print(__doc__.strip())
+        sys.exit(0 if asked else 2)
     sys.exit(main(*sys.argv[1:]))

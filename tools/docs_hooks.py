@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: the command-line reference is made from the commands."""
+"""Hooks of the documentation site: what is made from the commands and from data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer.main
 from properdocs.structure.files import File, Files
 
 from ogkd.cli import app
+from ogkd.methods.registry import not_built
 
 # "```bash test" marks a block that tests/docs runs; the site's renderer knows only the language.
 _TESTED = re.compile(r"^```(\w+) test$", re.MULTILINE)
@@ -22,8 +23,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Drop the mark of tested blocks."""
-    return _TESTED.sub(r"```\1", markdown)
+    """Drop the mark of tested blocks; fill in the methods that are not built."""
+    rows = [f"| {method} | {reason} |" for method, reason in not_built().items()]
+    table = "\n".join(["| method | why not |", "|---|---|", *rows])
+    return _TESTED.sub(r"```\1", markdown).replace("<!-- not built -->", table)
 
 
 def cli_page() -> str:

@@ -13,7 +13,7 @@ from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logi
 class MarginConfig(PromptConfig):
     """Settings: those of every prompt learner, and the margin."""
 
-    margin: float = Field(default=0.05, ge=0, le=2)
+    margin: float = Field(default=0.05, ge=0, le=2)  # in cosine similarity
 
 
 class MarginLoss:

@@ -38,6 +38,11 @@ from ogkd.report import report, write_data_check
 
 # The options whose first result is the check; all others are used by the model.
 _OF_THE_CHECK = ("data", "columns", "slice", "cases", "slices")
+_STARTED = "start.json"  # marks a folder of results
+_RESULTS = (
+    *("check.html", "check.json", "split.csv", "left-out.csv", "evaluation.json", "report.html"),
+    _STARTED,
+)
 _FILES = """\
   report.html     how good the model is, and when to trust it (open it in a browser)
   check.html      what is wrong with the images; left-out.csv: what was left out
@@ -55,6 +60,7 @@ class Start:
     # Asks whether to leave images out, with what is known of them, and whether to fetch a backbone.
     confirm: Callable[[list[str], str], bool] | None = None
     fetch: Callable[[], bool] | None = None
+    restart: bool = False  # remove the results of an earlier start
     notes: list[str] = field(default_factory=list)  # of the step that runs
     scans: Scans = field(default_factory=dict)  # files that were checked, by what they contain
 
@@ -116,7 +122,9 @@ class Start:
         now |= {name: _without_folders(now[name]) for name in ("backbone", "prompts")}
         if (prompts := self.options["prompts"]) and Path(prompts).is_file():
             now["texts"] = sha256_file(Path(prompts))
-        file, before = self.out / "start.json", {}
+        if self.restart:
+            self._remove_results()
+        file, before = self.out / _STARTED, {}
         with contextlib.suppress(FileNotFoundError, ValueError):  # damaged: as if it were new
             before = dict(read_json(file))
         changed = [
@@ -128,12 +136,20 @@ class Start:
         if changed:
             raise ConfigError(
                 f"{self.out} contains the results of another start: {', '.join(changed)} differ. "
-                "Choose another folder, or give the same data and options to resume.",
+                "Choose another folder, ask for a restart, or give the same data and options.",
                 argument="out",
             )
         if before != now:
             write_json(file, now)
         return f"{len(self.dataset.cases)} images, {self.dataset.task.describe()}"
+
+    def _remove_results(self) -> None:
+        """Remove what the steps have written, and no other file; what marks the folder last."""
+        model = self.out / "model"
+        for folder in (model, progress_of(model)):
+            shutil.rmtree(folder, ignore_errors=True)
+        for name in _RESULTS:
+            (self.out / name).unlink(missing_ok=True)
 
     def _check(self) -> str:
         page = self.out / "check.html"
@@ -246,7 +262,7 @@ def _results_folder(data: Path, out: Path | None) -> Path:
         problem = f"is inside the data {data}, where it would be read as a class"
     elif folder.exists() and not folder.is_dir():
         problem = "is a file"
-    elif folder.is_dir() and holds_files(folder) and not (folder / "start.json").is_file():
+    elif folder.is_dir() and holds_files(folder) and not (folder / _STARTED).is_file():
         problem = "is not empty and was not made by `ogkd start`"
     if problem:
         raise ConfigError(f"{folder} {problem}. Choose another folder.", argument="out")

@@ -50,8 +50,8 @@ def test_a_file_that_is_no_image_gets_a_message(visit):
     assert visit["broken"]["cards"] == 0
 
 
-def test_an_image_unlike_the_others_is_referred_to_a_specialist(visit):
-    assert visit["stranger"][0].startswith("Uncertain: refer to a specialist")
+def test_an_image_unlike_the_others_is_to_be_judged_without_the_model(visit):
+    assert visit["stranger"][0].startswith("Uncertain: judge this image without the model")
     assert "unlike" in visit["stranger"][0]
     withheld = visit["withheld"]
     assert "do not rely on them" in withheld["summary"][0]

@@ -8,6 +8,7 @@ import pytest
 import ogkd.serve.models as loading
 import ogkd.serve.server as serving
 from ogkd.cli import main
+from ogkd.cli.deploy import PageOptions
 from ogkd.errors import ConfigError
 from ogkd.serve import require_server
 from ogkd.serve.server import Settings
@@ -16,8 +17,9 @@ from ogkd.serve.server import Settings
 @pytest.mark.parametrize(
     ("words", "settings"),
     [
-        ([], Settings("127.0.0.1", None, 50_000_000)),
+        ([], Settings("127.0.0.1", None, 500_000_000)),
         (["--max-mb", "3", "--port", "0"], Settings(port=0, max_bytes=3_000_000)),
+        (["--access-log"], Settings(access_log=True)),
     ],
 )
 def test_by_default_only_this_machine_is_served(monkeypatch, words, settings):
@@ -36,6 +38,16 @@ def test_other_machines_need_a_token_that_is_different_each_time(host):
     assert len(settings.token) >= 40
     assert settings.token == settings.token == serving.guarded([], settings).token
     assert settings.token != Settings(host).token
+
+
+def test_a_given_token_counts_on_every_host_and_is_not_printed(monkeypatch, capsys):
+    monkeypatch.setenv("OGKD_TOKEN", token := "0123456789-abcdef")
+    assert {Settings(host).token for host in ("127.0.0.1", "0.0.0.0")} == {token}
+    PageOptions().announce("Serving", f"http://0.0.0.0:1/?token={token}")
+    assert token not in capsys.readouterr().out
+    monkeypatch.setenv("OGKD_TOKEN", "short")
+    with pytest.raises(ConfigError):
+        PageOptions().settings()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "LocalHost"])

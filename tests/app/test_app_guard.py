@@ -84,3 +84,19 @@ def test_the_printed_address_signs_a_browser_in_and_programs_send_the_token():
     assert ("httponly" in cookie, "samesite=strict" in cookie) == (True, True)
     assert client(token="secret").get("/", cookies={COOKIE: "secret"}).text == "inside"
     assert guarded.get("/", headers={"authorization": "Bearer secret"}).text == "inside"
+
+
+def test_the_log_has_a_line_for_each_answer_and_no_name_of_a_file(tmp_path, capsys):
+    app = make_app([], tmp_path, Settings(access_log=True, max_bytes=10))
+    page = TestClient(app, base_url=ADDRESS)
+    page.get("/model?name=Jane%20Doe.png")
+    page.get("/Jane%20Doe.png")
+    refused = page.post("/predict?name=Jane%20Doe.png", content=bytes(11))
+    assert "--max-mb" in refused.json()["error"]
+    lines = [line.rsplit(" ", 2)[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["GET /model 200", "GET - 404", "POST /predict 413"]
+
+
+def test_a_health_check_needs_no_token():
+    assert client(token="secret").get("/health").status_code == 200
+    assert client(token="secret").get("/health/x").status_code == 401

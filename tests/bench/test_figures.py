@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ogkd.bench.figures import FigureInput, choose_pair, make_figures
+from ogkd.bench.figures import FigureInput, choose_pair, make_figures, style
 from ogkd.bench.figures.curves import few_shot
 from ogkd.bench.figures.per_dataset import (
     density,
@@ -265,3 +265,16 @@ def test_runs_that_a_figure_cannot_distinguish_raise(tmp_path: Path, name: str) 
     made = simulate(RunsFolder(tmp_path), many, images=20)
     with pytest.raises(ConfigError):
         make_figures(*made, tmp_path / "out", names=[name])
+
+
+def test_the_footer_is_below_the_legend_and_the_legend_below_the_axes():
+    figure, axes = style.grid(2, "x", "y", height=2.0)
+    names = ("ogkd", "coop", "kgcoop", "biomedcoop", "zero-shot", "tip-adapter-f")
+    handles = {name: axes[0].plot([0, 1], [0, 1])[0] for name in names}
+    style.legend_below(figure, handles)
+    style.footer(figure, "words " * 30)
+    figure.get_layout_engine().execute(figure)
+    boxes = [ax.get_tightbbox() for ax in axes]
+    boxes += [figure.legends[0].get_window_extent(), figure.texts[-1].get_window_extent()]
+    assert min(box.y0 for box in boxes[:-2]) > boxes[-2].y1
+    assert boxes[-2].y0 > boxes[-1].y1

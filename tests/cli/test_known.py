@@ -11,6 +11,7 @@ from ogkd.backbones import hub
 from ogkd.backbones.catalog import catalog
 from ogkd.data import fetch
 from ogkd.data.catalog import Benchmark, benchmark, benchmarks
+from ogkd.methods.registry import not_built
 from tiny_backbones import make_clip
 
 
@@ -88,3 +89,15 @@ def test_backbones_are_listed_shown_verified_and_fetched(ogkd, tmp_path, monkeyp
     assert ogkd("backbones", "info", tmp_path, "--verify").code == 0
     monkeypatch.setattr(hub, "fetch", lambda record: tmp_path / record.name)
     assert str(tmp_path / "plip") in ogkd("backbones", "fetch", "plip").out
+
+
+def test_a_method_explains_its_settings_and_presets(ogkd, refused):
+    listed = ogkd("methods").out
+    assert all(name in listed for name in not_built())
+    shown = " ".join(ogkd("methods", "ogkd").out.split())
+    assert "alpha 4.0 sharpness of the class graph W" in shown
+    assert "without a preset" in shown
+    of_preset = json.loads(ogkd("methods", "ogkd", "--preset", "ablation/b", "--json").out)
+    assert of_preset["settings"]["lambda_lgd"] == 0
+    assert "paper/few-shot" in refused("methods", "ogkd", "--preset", "paper")
+    assert "--preset" in refused("methods", "--preset", "auto")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import ogkd.features.encode as extract
 import ogkd.images as images
 from ogkd.cli import main
 from ogkd.model import explain
+from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
 from tiny_data import CLASSES, edit_sealed, write_dataset, write_image
 
@@ -101,7 +103,8 @@ def test_json_lines_hold_the_same_fields(ogkd, fitted, data, tmp_path):
     probabilities = np.array([[float(row[name]) for name in CLASSES] for row in table[:-1]])
     np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     for entry, row in zip(entries, table, strict=True):
-        assert list(entry) == [*FIXED, "probabilities"]
+        assert list(entry) == [*FIXED, "probabilities", "model", "ogkd"]
+        assert (len(entry["model"]), entry["ogkd"]) == (12, version("ogkd"))
         assert entry["path"] == row["path"]
         assert (entry["prediction"] or "") == row["prediction"]
         assert (entry["error"] or "") == row["error"]
@@ -125,6 +128,53 @@ def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, mon
     assert ogkd("predict", fitted, data / "test", "--out", out).code == 2
     assert out.read_text() == printed
     assert list(out.parent.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_only_new_images_are_added_to_a_table(ogkd, fitted, data, tmp_path, monkeypatch, format):
+    monkeypatch.chdir(tmp_path)
+    write_image(tmp_path / "in" / "a.png")
+    write_image(tmp_path / "=b.png")
+    out = tmp_path / f"rows.{format}"
+    words = ("predict", fitted, "in", "=b.png", "--out", out, "--format", format, "--only-new")
+    assert "2 of 2 are not in" in ogkd(*words).err
+    first = out.read_text()
+    assert "0 of 2 are not in" in ogkd(*words).err
+    assert out.read_text() == first
+    write_image(tmp_path / "in" / "c.png")
+    out.write_text(first.rstrip("\n"))
+    assert ogkd(*words).code == 0
+    after = out.read_text()
+    assert after.startswith(first)
+    assert len(after.splitlines()) == len(first.splitlines()) + 1
+    assert "c.png" in after.removeprefix(first)
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_table_of_another_model_gets_no_rows(ogkd, refused, fitted, data, tmp_path, format):
+    image, out = write_image(tmp_path / "a.png"), tmp_path / f"rows.{format}"
+    ending = ("--out", out, "--format", format, "--only-new")
+    assert ogkd("predict", "--zero-shot", TWO, "-b", "builtin", image, *ending).code == 0
+    before = out.read_text()
+    assert "another model" in refused("predict", fitted, data / "test", *ending)
+    assert out.read_text() == before
+    out.write_text("[1]\n" if format == "jsonl" else "")
+    outcome = ogkd("predict", fitted, data / "test", *ending)
+    assert outcome.code == (2 if format == "jsonl" else 0)
+    assert "--only-new" in refused("predict", fitted, image, "--only-new")
+    assert "--only-new" in refused("predict", fitted, image, "--only-new", "--out", "rows.xlsx")
+
+
+def test_the_digest_of_a_model_is_that_of_its_folder(data, tmp_path):
+    fitted = library.fit(data, method="gda", backbone="builtin", say=print)
+    digests = {fitted.digest}
+    random, labels = np.random.default_rng(0), np.arange(60) % 3
+    logits = random.normal(size=(60, 3)) + np.eye(3)[labels]
+    fitted.calibration = Calibration.fit(fitted.task, logits, labels, [str(i) for i in range(60)])
+    digests.add(fitted.digest)
+    fitted.save(tmp_path / "model")
+    digests.add(library.load(tmp_path / "model").digest)
+    assert len(digests) == 2
 
 
 def test_a_sheet_has_the_rows_of_the_csv(ogkd, refused, fitted, data, tmp_path):
@@ -220,3 +270,9 @@ def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     assert loud in ogkd("calibrate", model, data).err
     outcome = ogkd("predict", "--zero-shot", TWO, "-b", "builtin", data / "test")
     assert outcome.err.count(loud) == 1
+
+
+def test_a_class_name_may_contain_a_comma(ogkd, tmp_path):
+    words = ("predict", "--zero-shot", '"mass, benign", cyst', "-b", "builtin")
+    written = ogkd(*words, write_image(tmp_path / "a.png")).out
+    assert rows(written)[0][-2:] == ["mass, benign", "cyst"]

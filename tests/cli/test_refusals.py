@@ -124,7 +124,7 @@ MISTAKES = {
     "data download btmri btmr": "Did you mean 'btmri'",
     "data download": "Missing argument",
     PHANTOMS: "--out",
-    "phantoms us-breats -o p": "Did you mean 'us-breast'?",
+    "phantoms us-brest -o p": "Did you mean 'us-breast'?",
     f"{PHANTOMS} -o p --size 5": "--size",
     f"{PHANTOMS} -o taken": "not an empty folder",
     # Prompts

@@ -110,6 +110,18 @@ def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip
     assert outcome.code == 2
     assert "another start: data differ" in outcome.err
     assert contents(out) == before
+    (out / "notes.md").write_text("of the user")
+    words = ("start", images, "-y", "-b", clip, "-o", out, "--method", "gda", "--restart")
+    assert ogkd(*words).code == 0
+    assert json.loads((out / "model" / "model.json").read_text())["method"] == "gda"
+    assert (out / "notes.md").is_file()
+
+
+def test_images_without_class_folders_are_for_the_studio(ogkd, tmp_path):
+    write_image(tmp_path / "flat" / "a.png")
+    outcome = ogkd("start", tmp_path / "flat", "--yes")
+    assert outcome.code == 2
+    assert f"ogkd studio {tmp_path / 'flat'}" in outcome.err
 
 
 def test_an_option_that_was_wrong_can_be_corrected_until_it_has_been_used(

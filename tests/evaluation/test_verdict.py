@@ -30,9 +30,9 @@ def test_a_good_model_is_called_clearly_better_with_its_weakest_class():
     assert found["text"] == (
         "Clearly better than guessing. It classified 129 of 150 images correctly (86 %, 95 % "
         "interval 79 to 91 %); always answering 'cyst' would be correct for 33 %. Weakest class: "
-        "it finds 35 of 50 images of 'mass', and mostly takes the others for 'cyst'. Check that "
-        "'mass' and 'cyst' are labelled correctly and can be told apart in these images, or try "
-        "another backbone."
+        "it recognises 35 of 50 images of 'mass', and mostly takes the others for 'cyst'. Check "
+        "that 'mass' and 'cyst' are labelled correctly and can be told apart in these images, or "
+        "try another backbone."
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +100,10 @@ def test_what_pillow_alone_would_read_otherwise_is_refused(script, tmp_path):
     for file in files:
         with pytest.raises((ValueError, OSError)):
             script["read"](file)
+
+
+def test_the_example_says_how_it_is_called():
+    asked = subprocess.run([sys.executable, EXAMPLE, "--help"], capture_output=True, text=True)
+    alone = subprocess.run([sys.executable, EXAMPLE, "model.onnx"], capture_output=True, text=True)
+    assert (asked.returncode, alone.returncode) == (0, 2)
+    assert "onnx_predict.py MODEL.onnx IMAGE" in asked.stdout

@@ -90,7 +90,7 @@ def calibrated(folder: Path, backbone) -> bytes:
     return (folder / "calibration.json").read_bytes()
 
 
-def test_a_finished_fit_is_recognised_and_its_calibration_deleted_only_on_request(
+def test_a_finished_fit_is_recognised_and_another_replaces_it_only_on_request(
     bert_backbone, pictures, tmp_path, monkeypatch
 ):
     out, messages = tmp_path / "m", []
@@ -114,16 +114,19 @@ def test_a_finished_fit_is_recognised_and_its_calibration_deleted_only_on_reques
     (out / "weights.safetensors").write_bytes(b"")  # damaged: fitted again
     fit(pictures, bert_backbone, **other)
     assert load(out, backbone=bert_backbone).card.seed == 2
-    fit(pictures, bert_backbone, out=out, method="zero-shot", say=messages.append)
+    other_method = {"out": out, "method": "zero-shot", "say": messages.append}
+    with pytest.raises(ConfigError, match="fitted with other method"):
+        fit(pictures, bert_backbone, **other_method)
+    fit(pictures, bert_backbone, **other_method, restart=True)
     assert "fitted with other method" in messages[-1]
 
 
 def test_a_fit_that_diverged_leaves_the_earlier_model(bert_backbone, pictures, tmp_path):
-    settings = {"lr": 1e9, "epochs": 5}
+    settings, there = {"lr": 1e9, "epochs": 5}, {"out": tmp_path / "m", "restart": True}
     fit(pictures, bert_backbone, method="gda", out=tmp_path / "m")
     before = (tmp_path / "m" / "model.json").read_bytes()
     with pytest.raises(TrainingError):
-        fit(pictures, bert_backbone, method="tip-adapter-f", settings=settings, out=tmp_path / "m")
+        fit(pictures, bert_backbone, method="tip-adapter-f", settings=settings, **there)
     assert (tmp_path / "m" / "model.json").read_bytes() == before
 
 

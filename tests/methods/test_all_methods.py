@@ -10,7 +10,8 @@ from toys import NAMES, make_support, pixel_support, text_of, unit
 import ogkd
 from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate
-from ogkd.methods import METHODS, make_method, presets
+from ogkd.methods import METHODS, flatten, make_method, presets
+from ogkd.methods.registry import setting_help
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
@@ -53,6 +54,13 @@ def classifier_of(method, head, backbone):
 
 def probabilities(head, backbone):
     return head.logits(unit(9, backbone.embed_dim, seed=5)).softmax(dim=-1)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_setting_says_what_it_does(name):
+    config = METHODS[name].Config()
+    for setting, _ in flatten(config.model_dump()):
+        assert len(setting_help(type(config), setting)) > 5, setting
 
 
 @pytest.mark.parametrize(

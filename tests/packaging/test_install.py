@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -70,3 +71,11 @@ def test_container_copies_only_what_exists_and_is_let_in():
 def test_container_does_not_run_as_root():
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     assert lines.index("USER ogkd") < lines.index('ENTRYPOINT ["ogkd"]')
+
+
+def test_container_asks_whether_the_page_is_healthy():
+    text = (ROOT / "Dockerfile").read_text()
+    command = json.loads(re.search(r"(?m)^HEALTHCHECK .*?CMD (.+)$", text)[1])
+    compile(command[2], "HEALTHCHECK", "exec")
+    assert "'127.0.0.1', 7860" in command[2]
+    assert "OGKD_ACCESS_LOG=1" in text

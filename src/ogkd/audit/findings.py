@@ -11,6 +11,7 @@ from typing import Any
 from ogkd.audit.duplicates import Duplicates
 from ogkd.audit.result import Facts, Finding, LabelReport, Occurrence, Record
 from ogkd.data.case import Dataset
+from ogkd.data.names import without_shared_end
 from ogkd.data.task import Task
 from ogkd.files import read_toml
 
@@ -45,10 +46,11 @@ def all_findings(
     labels: LabelReport | None,
 ) -> tuple[Finding, ...]:
     """Errors first, then warnings, then notes."""
-    bad = [Occurrence((records[number].file,), why) for number, why in unreadable.items()]
+    reasons, advice = without_shared_end(list(unreadable.values()))
+    bad = [Occurrence((records[n].file,), why) for n, why in zip(unreadable, reasons, strict=True)]
     findings = [
         *_never_absent(dataset),
-        *_counted("unreadable", bad, total=len(records)),
+        *_counted("unreadable", bad, total=len(records), advice=advice),
         *_duplicates(dataset.task, records, duplicates),
         *data_findings(facts, records),
         *(_labels(records, labels) if labels else ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,15 @@ class PageOptions:
     port: Annotated[
         int | None, Option(min=0, max=65535, help="Port (default: 7860, or a free one).")
     ] = None
-    max_mb: Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")] = 50
+    max_mb: Annotated[float, Option(min=1e-6, max=1e6, help="Largest upload, in megabytes.")] = 500
+    access_log: Annotated[
+        bool,
+        Option(
+            "--access-log",
+            envvar="OGKD_ACCESS_LOG",
+            help="Print a line for each request: method, path, status, milliseconds.",
+        ),
+    ] = False
     open_browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False
     device: opt.DeviceOption = "auto"
 
@@ -40,11 +49,15 @@ class PageOptions:
         from ogkd.serve.server import Settings
 
         require_server()
-        return Settings(self.host, self.port, int(self.max_mb * 1e6))
+        settings = Settings(self.host, self.port, int(self.max_mb * 1e6), self.access_log)
+        _ = settings.token  # refuses a weak one before anything is loaded
+        return settings
 
     def announce(self, what: str, address: str) -> None:
         """What to do once the page responds: print its address, and open it if requested."""
-        typer.echo(f"{what}\nPage: {address}    (Ctrl-C stops it)")
+        given = os.environ.get("OGKD_TOKEN")
+        shown = address.replace(given, "$OGKD_TOKEN") if given else address  # logs are kept
+        typer.echo(f"{what}\nPage: {shown}    (Ctrl-C stops it)")
         if "token=" in address:
             typer.echo("The token is sent unencrypted: use it only in a network that you trust.")
         if self.open_browser:

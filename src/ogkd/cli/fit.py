@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_facts, print_json, say
+from ogkd.cli.options import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
@@ -111,7 +111,7 @@ _ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
 fit.__signature__ = signature_of(_fit_options(_ALL))  # type: ignore[attr-defined]
 
 
-def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
+def start(data: Path, out: Path | None, yes: bool, restart: bool, **options: Any) -> None:
     """From a folder of images to a tested model and a report, in one command.
 
     Checks the images, leaves out what cannot be used, divides the rest into
@@ -131,18 +131,20 @@ def start(data: Path, out: Path | None, yes: bool, **options: Any) -> None:
 
     options["columns"] = opt.read_columns(options["columns"])
     asks: Any = {} if yes else {"confirm": confirm, "fetch": fetch_now}
-    for line in Start(data, out, options, **asks).run():
+    for line in Start(data, out, options, **asks, restart=restart).run():
         typer.echo(line)
 
 
 _USED = ("data", "backbone", "method", "prompts", "normal", "columns", "slice", "cases", "slices")
 _RESULTS = Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
+_RESTART = Option("--restart", help="Remove the results of an earlier start, and begin again.")
 _YES = Option("--yes", "-y", help="Ask nothing: accept the defaults.")
 start.__signature__ = signature_of(  # type: ignore[attr-defined]
     [
         *_fit_options(_USED),
         ("out", Annotated[Path | None, _RESULTS], None),
         ("yes", Annotated[bool, _YES], False),
+        ("restart", Annotated[bool, _RESTART], False),
     ]
 )
 
@@ -179,23 +181,34 @@ def methods(
     name: Annotated[
         str | None, Argument(help="Show the settings and presets of this method.")
     ] = None,
+    preset: Annotated[
+        str | None, Option(help="With NAME: the settings of this preset, not the defaults.")
+    ] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """List the methods with their cost and needs, or show one with its settings and presets."""
+    """List the methods with their cost and needs, or explain the settings of one."""
     from ogkd.methods import METHODS, make_method, presets
+    from ogkd.methods.registry import not_built, setting_help
 
     facts: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:
-        make_method(name)  # refuses an unknown name with a hint
-        settings = METHODS[name].Config().model_dump(mode="json")
+        config = make_method(name, preset=preset).config
+        settings = config.model_dump(mode="json")
         facts = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
+        flat = dict(ogkd.methods.flatten(settings))
+        facts["preset"] = preset
+        facts["explained"] = {key: setting_help(type(config), key) for key in flat}
+    elif preset is not None:
+        raise ConfigError("It needs the NAME of a method.", argument="preset")
     if as_json:
         print_json(facts)
     else:
         for entry in facts if name is None else [facts]:
             _print_method(entry)
     if name is None and not as_json:
-        typer.echo("Settings and presets of a method: ogkd methods NAME")
+        typer.echo("\nNamed in the literature, and not built:")
+        print_facts({f"  {method}": reason for method, reason in not_built().items()})
+        typer.echo("\nSettings and presets of a method: ogkd methods NAME")
 
 
 def _method_facts(name: str) -> dict[str, Any]:
@@ -222,7 +235,9 @@ def _print_method(entry: dict[str, Any]) -> None:
     needs = ", ".join(entry["needs"]) or "nothing"
     typer.echo(f"  {entry['cost']}; needs {needs}; {entry['citation']}")
     if settings := dict(ogkd.methods.flatten(entry.get("settings", {}))):
-        typer.echo("Settings (change one with --set NAME=VALUE):")
-        print_facts({f"  {key}": json.dumps(value) for key, value in settings.items()})
+        which = f"of {entry['preset']}" if entry["preset"] else "without a preset"
+        typer.echo(f"\nSettings {which} (change one with --set NAME=VALUE):")
+        rows = [(key, json.dumps(x), entry["explained"][key]) for key, x in settings.items()]
+        print_table(("setting", "value", "meaning"), rows)
     if presets := entry.get("presets"):
-        typer.echo("\n  ".join(["Presets (--preset NAME):", *presets]))
+        typer.echo("\n  ".join(["\nPresets (--preset NAME):", *presets]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import inspect
 import json
 import re
@@ -35,16 +36,14 @@ HELP = {
     )
 }
 
+_COMMAS = "Separated by commas; a name with a comma in double quotes."
+
 # Data
 DataArgument = Annotated[Path, Argument(help=HELP["data"])]
 IMAGES = Argument(help="Image files, or folders, which are searched recursively.")
 SplitOption = Annotated[str, Option(help="Which split to use, if the data has splits.")]
-ClassesOption = Annotated[
-    str | None, Option("--classes", help=f"{HELP['class_names']} Separated by commas.")
-]
-FindingsOption = Annotated[
-    str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
-]
+ClassesOption = Annotated[str | None, Option("--classes", help=f"{HELP['class_names']} {_COMMAS}")]
+FindingsOption = Annotated[str | None, Option("--findings", help=f"{HELP['findings']} {_COMMAS}")]
 ColumnsOption = Annotated[
     str | None,
     Option("--columns", metavar="NAME=HEADING,...", help=HELP["columns"]),
@@ -190,19 +189,25 @@ class EncodingOptions(RayOptions):
 
 def split_list(text: str) -> list[str]:
     """Split `a, b, c` at its commas; empty parts are dropped."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [part for part in _split(text) if part]
 
 
 def read_classes(text: str | None) -> list[str] | None:
     """Split class names at commas. An empty name is kept, so that it is reported as one."""
-    return None if text is None else [name.strip() for name in text.split(",")]
+    return None if text is None else _split(text)
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of double quotes, as in `"mass, benign", cyst`."""
+    parts = next(csv.reader([" ".join(text.splitlines())], skipinitialspace=True), [""])
+    return [part.strip() for part in parts]
 
 
 def read_columns(text: str | None) -> dict[str, str] | None:
     """Headings of columns, as `path=Bild,label=Diagnose`."""
     if text is None:
         return None
-    pairs = [pair.partition("=") for pair in text.split(",")]
+    pairs = [pair.partition("=") for pair in _split(text)]
     columns = {name.strip(): heading.strip() for name, _, heading in pairs}
     if len(columns) < len(pairs) or not all(columns.values()):
         raise ConfigError(
@@ -217,7 +222,7 @@ def read_prior(text: str | None) -> dict[str, float] | None:
     if text is None:
         return None
     shares: dict[str, float] = {}
-    for pair in text.split(","):
+    for pair in _split(text):
         name, _, value = (part.strip() for part in pair.rpartition("="))
         try:
             if name in shares or not name:
@@ -284,8 +289,11 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
-    """Open a text file or sheet that appears at `path` once everything is written."""
+def write_rows(path: Path, start: str = "") -> Iterator[TextIO | Sheet]:
+    """Open a text file or sheet that appears at `path` once everything is written.
+
+    A text file begins with `start`.
+    """
     from ogkd.data.tables import SHEET, Sheet
 
     if path.suffix.lower() == SHEET:
@@ -297,4 +305,5 @@ def write_rows(path: Path) -> Iterator[TextIO | Sheet]:
         # A file name that is not valid text is written as the bytes it consists of.
         aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
+        file.write(start)
         yield file

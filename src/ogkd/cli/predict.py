@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 from typer import Option
 
 import ogkd
+from ogkd.cells import escape_path
 from ogkd.cli import options as opt
 from ogkd.cli.options import say, write_rows
 from ogkd.errors import ConfigError
@@ -38,7 +39,8 @@ def predict(
         str | None,
         Option(
             metavar="CLASSES",
-            help="Instead of a model: class names, separated by commas. All arguments are images.",
+            help="Instead of a model: class names, separated by commas (a name with a comma in "
+            "double quotes). All arguments are images.",
         ),
     ] = None,
     prompts: Annotated[
@@ -53,6 +55,10 @@ def predict(
     format: Annotated[
         Literal["csv", "jsonl"], Option(help="A table, or one JSON object per line.")
     ] = "csv",
+    only_new: Annotated[
+        bool,
+        Option("--only-new", help="Add to --out the images whose path is not in it yet."),
+    ] = False,
     explain: Annotated[
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
@@ -104,12 +110,16 @@ def predict(
     from ogkd.data.grouping import Grouping
     from ogkd.model.decide import Decider
     from ogkd.model.policy import Policy
-    from ogkd.model.table import row_writer
+    from ogkd.model.table import read_predictions, row_writer
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     if format == "jsonl" and out is not None and out.suffix.lower() == ".xlsx":
         raise ConfigError(f"format jsonl is text, but {out} is a sheet.", argument="format")
+    if only_new and (out is None or out.suffix.lower() == ".xlsx"):
+        raise ConfigError(
+            "It needs --out with a text file: CSV or JSON lines.", argument="only_new"
+        )
     policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]
@@ -126,6 +136,13 @@ def predict(
     rule = {name: value for name, value in given.items() if value is not None}
     grouping = Grouping.parse(**classifier.card.grouping.as_json() | rule)
     todo = grouping.expand(grouping.merge(encoding.find_cases(paths, columns)))
+    joined, digest, task = grouping.joins_images, classifier.digest, classifier.task
+    before, known = "", set[str]()
+    if only_new and out is not None:
+        before, known = read_predictions(out, task, format, joined=joined, model=digest)
+        total = len(todo)
+        todo = [case for case in todo if known.isdisjoint((case.name, escape_path(case.name)))]
+        say(f"{len(todo)} of {total} are not in {out} yet.")
     decider = Decider(classifier, policy)
     if explain is not None:
         with storage_errors(explain):
@@ -141,13 +158,13 @@ def predict(
     output: AbstractContextManager[TextIO | Sheet] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = nullcontext()
     if out is not None:
-        output = write_rows(out)
+        output = write_rows(out, before)
     if out is not None or not sys.stdout.isatty():  # else the rows show the progress
         bars = progress_bar("Predicting", len(todo))
     counts: Counter[str] = Counter()
     with output as file, bars as bar:
-        write = row_writer(file, classifier.task, format, joined=grouping.joins_images)
-        for number, decision in enumerate(chain(first, decisions), start=1):
+        write = row_writer(file, task, format, joined=joined, header=not before, model=digest)
+        for number, decision in enumerate(chain(first, decisions), start=len(known) + 1):
             counts["foreign"] += decision.out_of_domain is True
             counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
             if decision.error is not None:

@@ -25,19 +25,19 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
-    epochs: int = Field(default=100, ge=1)
-    tolerance: float = Field(default=0.0, ge=0, lt=1)  # 0: all epochs
-    enough: float = Field(default=0.0, ge=0)  # cross-entropy of the images learned from; 0: none
-    batch_size: int = Field(default=4, ge=1)
-    lr: float = Field(default=2.5e-3, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=5e-4, ge=0)
-    warmup_epochs: int = Field(default=1, ge=0)
-    warmup_lr: float = Field(default=1e-5, ge=0)
-    drop_last: bool = True
-    checkpoint_every: int = Field(default=5, ge=1)
-    average: tuple[PositiveFloat, PositiveFloat] | None = None  # None: those of the last epoch
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"  # sgd as released, adam at a constant rate
+    epochs: int = Field(default=100, ge=1)  # passes over the images, at most
+    tolerance: float = Field(default=0.0, ge=0, lt=1)  # end at a fall below this share; 0: never
+    enough: float = Field(default=0.0, ge=0)  # end at this cross-entropy of the images; 0: never
+    batch_size: int = Field(default=4, ge=1)  # images in each step
+    lr: float = Field(default=2.5e-3, gt=0)  # learning rate
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
+    weight_decay: float = Field(default=5e-4, ge=0)  # of the context
+    warmup_epochs: int = Field(default=1, ge=0)  # first epochs, at warmup_lr
+    warmup_lr: float = Field(default=1e-5, ge=0)  # rate in them
+    drop_last: bool = True  # leave out an incomplete last batch
+    checkpoint_every: int = Field(default=5, ge=1)  # epochs between saved states
+    average: tuple[PositiveFloat, PositiveFloat] | None = None  # of epochs: mean, deviation
 
 
 def learning_rate(epoch: int, config: TrainConfig) -> float:

@@ -25,9 +25,9 @@ class ContextConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    n_ctx: int = Field(default=4, ge=1)
-    init: str = "a photo of a"
-    template: str = ""  # "": `init`, the class name and a full stop
+    n_ctx: int = Field(default=4, ge=1)  # how many tokens are learned
+    init: str = "a photo of a"  # words that it starts at, if they are n_ctx tokens
+    template: str = ""  # fixed words around {}, the class name; "": init and the name
 
     @field_validator("template")
     @classmethod

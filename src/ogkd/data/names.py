@@ -106,8 +106,24 @@ def normal_labels(names: Sequence[str], normal: Sequence[str] | None) -> tuple[i
 
 
 def first_lines(lines: Sequence[object]) -> str:
-    """The first lines of a long list, indented, and how many more there are."""
-    shown = [f"  {line}" for line in lines[:_SHOWN]]
+    """The first lines of a long list, indented, and how many more there are.
+
+    A last sentence that all lines share, such as what to do, is given once, below them.
+    """
+    texts, advice = without_shared_end([str(line) for line in lines])
+    shown = [f"  {text}" for text in texts[:_SHOWN]]
     if len(lines) > _SHOWN:
         shown.append(f"  ... and {len(lines) - _SHOWN} more")
-    return "\n".join(shown)
+    return "\n".join([*shown, advice] if advice else shown)
+
+
+def without_shared_end(lines: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Lines without the last sentence that all of them share, and that sentence.
+
+    >>> without_shared_end(["a is bad. Fix it.", "b is bad. Fix it."])
+    (['a is bad.', 'b is bad.'], 'Fix it.')
+    """
+    advice = lines[0].rpartition(". ")[2] if len(lines) > 1 else ""
+    if not advice or not all(line.endswith(f". {advice}") for line in lines):
+        return lines, ""
+    return [line.removesuffix(f" {advice}") for line in lines], advice

@@ -189,6 +189,11 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
     parts = _split_folders(root) or [("", root)]
     top = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
+    if not folders and any(images_below(root)):
+        raise DataError(
+            f"{root} has images, but no folder for each class. To label them: ogkd studio {root}",
+            argument="data",
+        )
     read_class_names(folders)  # two folders must not mean one class
     names, labels = class_labels(top, folders, class_names)
     cases = [

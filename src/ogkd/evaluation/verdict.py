@@ -147,7 +147,7 @@ def _sentences(conclusion: Mapping[str, Any], correct: int, images: int) -> Iter
         mostly = 2 * weak["mistaken"] > wrong and wrong > 1
         taken = f", and mostly takes the others for '{weak['mistaken_for']}'" if mostly else ""
         share = f"{weak['found']} of {pluralize(weak['images'], 'image')}"
-        yield f"Weakest class: it finds {share} of '{weak['class']}'{taken}."
+        yield f"Weakest class: it recognises {share} of '{weak['class']}'{taken}."
     elif correct == images and conclusion["interval"]:
         yield (
             f"It made no errors here, but up to {percent(1 - conclusion['interval'][0])} errors "

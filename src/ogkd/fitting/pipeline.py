@@ -86,10 +86,7 @@ def _fit_into(folder: Path, request: FitRequest) -> tuple[Classifier, bool]:
 
 
 def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
-    """The model in `folder` if this fit made it; says what happens to any other model there.
-
-    A calibration costs labelled images, so it is deleted only on request.
-    """
+    """The model in `folder` if this fit made it; any other is replaced only on request."""
     request = prepared.request
     try:
         changed = _differences(ModelCard.read(folder / CARD), _card(prepared))
@@ -100,14 +97,14 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
             model = load(folder, backbone=prepared.backbone)
             request.note(f"{request.out} is already fitted with these options: nothing to do.")
             return model
-    if changed and not request.restart and (folder / CALIBRATION).exists():
+    other = f", fitted with other {', '.join(changed)}" if changed else ""
+    if changed and not request.restart:
+        lost = " and its calibration" if (folder / CALIBRATION).exists() else ""
         raise ConfigError(
-            f"{request.out} contains a calibrated model, fitted with other {', '.join(changed)}. A "
-            "new fit would delete it and its calibration. Choose another folder, or ask for a "
-            "restart.",
+            f"{request.out} contains a model{other}. A new fit would replace it{lost}. Choose "
+            "another folder, or ask for a restart.",
             argument="restart",
         )
-    other = f", fitted with other {', '.join(changed)}" if changed else ""
     request.note(f"Note: this fit replaces the model in {request.out}{other}.")
     return None
 

@@ -16,11 +16,11 @@ from ogkd.methods.promptsrc import AnchoredConfig, AnchoredMethod
 
 
 class BiomedDPTConfig(AnchoredConfig):
-    """`blank` patches are overwritten with zeros; 0 leaves the image tower as it is."""
+    """The released few-shot settings."""
 
     lambda_l1: float = Field(default=12.5, ge=0)
     lambda_kl: float = Field(default=0.25, ge=0)
-    blank: int = Field(default=4, ge=0)
+    blank: int = Field(default=4, ge=0)  # patches overwritten with zeros; 0: none
     train: TrainConfig = TrainConfig()
 
 

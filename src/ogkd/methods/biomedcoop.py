@@ -16,12 +16,12 @@ from ogkd.methods.ogkd import OGKDConfig, OGKDObjective
 class BiomedCoOpConfig(PromptConfig):
     """The weights of its two added terms, and how the teacher chooses prompts."""
 
-    lambda_sccm: float = Field(default=1.0, ge=0)
-    lambda_kdsp: float = Field(default=1.0, ge=0)
-    tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
-    n_prompts: int = Field(default=50, ge=1)  # most prompts per class
-    selector: Selector = "batch"
-    text_dropout: bool = True  # as in the released loop (fidelity.md, 22)
+    lambda_sccm: float = Field(default=1.0, ge=0)  # weight of the distance to the bank's texts
+    lambda_kdsp: float = Field(default=1.0, ge=0)  # weight of the teacher's answers
+    tau: float = Field(default=1.5, gt=0)  # deviations up to which the teacher keeps a prompt
+    n_prompts: int = Field(default=50, ge=1)  # prompts per class, at most
+    selector: Selector = "batch"  # kept prompts: by batch, by class or all (none)
+    text_dropout: bool = True  # in training, as released (fidelity.md, 22)
 
 
 class BiomedCoOpObjective:

@@ -20,17 +20,17 @@ class ZeroShotProbeConfig(PriorConfig):
     10 before they are normalised; ours are normalised.
     """
 
-    epochs: int = Field(default=300, ge=0)
-    batch_size: int = Field(default=256, ge=1)
-    lr: float = Field(default=0.1, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    text_norm: float = Field(default=10.0, gt=0)
+    epochs: int = Field(default=300, ge=0)  # passes over the images
+    batch_size: int = Field(default=256, ge=1)  # images in each step
+    lr: float = Field(default=0.1, gt=0)  # learning rate, relative to text_norm
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd
+    text_norm: float = Field(default=10.0, gt=0)  # length of the weights at the start
 
 
 class CLAPConfig(ZeroShotProbeConfig):
-    """`penalty` multiplies every lambda_c."""
+    """The penalty of CLAP, beside the probe."""
 
-    penalty: float = Field(default=1.0, ge=0)
+    penalty: float = Field(default=1.0, ge=0)  # multiplies the pull to the text of every class
 
 
 ProbeT = TypeVar("ProbeT", bound=ZeroShotProbeConfig, default=ZeroShotProbeConfig, covariant=True)

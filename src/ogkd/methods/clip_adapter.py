@@ -20,13 +20,13 @@ _WARM_UP = 1e-5  # the learning rate of the first step, as released
 
 
 class ClipAdapterConfig(PriorConfig, RivalConfig):
-    """`ratio` is the paper's alpha: how much of the adapted feature is mixed in."""
+    """The benchmark's settings."""
 
-    ratio: float = Field(default=0.5, ge=0, le=1)
-    reduction: int = Field(default=4, ge=1)
-    epochs: int = Field(default=20, ge=0)
-    batch_size: int = Field(default=32, ge=1)
-    lr: float = Field(default=0.01, gt=0)
+    ratio: float = Field(default=0.5, ge=0, le=1)  # share of the adapted feature (alpha)
+    reduction: int = Field(default=4, ge=1)  # the hidden layer is so many times narrower
+    epochs: int = Field(default=20, ge=0)  # passes over the images
+    batch_size: int = Field(default=32, ge=1)  # images in each step
+    lr: float = Field(default=0.01, gt=0)  # learning rate
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ _SMALL = 1e-6
 class EviSteerConfig(PromptConfig):
     """The released settings, the same for all datasets."""
 
-    rank: int = Field(default=4, ge=1)
-    lambda_kl: float = Field(default=1e-4, ge=0)
+    rank: int = Field(default=4, ge=1)  # of the steps
+    lambda_kl: float = Field(default=1e-4, ge=0)  # weight of the evidence's divergence
     context: ContextConfig = ContextConfig(template="a photo of a {}.")
     train: TrainConfig = TrainConfig(
         optimiser="adamw", batch_size=16, lr=7.5e-4, weight_decay=0.01, warmup_epochs=0,

@@ -20,9 +20,9 @@ Prior = Literal["single", "bank"]
 
 
 class PriorConfig(MethodConfig):
-    """`prior`: class texts from one template, or the mean over the prompt bank."""
+    """Settings of methods whose prior are class texts."""
 
-    prior: Prior = "single"
+    prior: Prior = "single"  # class texts: one template, or the mean of the bank
 
 
 class RivalConfig(MethodConfig):
@@ -31,7 +31,7 @@ class RivalConfig(MethodConfig):
     The differences are in docs/concepts/fidelity.md, 44-53.
     """
 
-    fidelity: Literal["own", "released"] = "own"
+    fidelity: Literal["own", "released"] = "own"  # its own paper, or as the benchmark ran it
 
 
 @dataclass(frozen=True)

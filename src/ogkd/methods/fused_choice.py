@@ -44,17 +44,14 @@ def case_weights(shown: Tensor, case: Tensor, classes: int) -> Tensor:
 
 
 class FusedConfig(MethodConfig):
-    """`text`: the prompt bank, or one template.
+    """The numbers of docs/concepts/fused.md, chosen there on training and validation images."""
 
-    The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
-    """
-
-    text: Literal["bank", "single"] = "bank"
-    kappa: float | None = Field(default=None, gt=0)  # worth of text in images; None: cross-fit
+    text: Literal["bank", "single"] = "bank"  # class texts: the prompt bank, or one template
+    kappa: float | None = Field(default=None, gt=0)  # images a text counts as; None: cross-fit
     kappa0: float = Field(default=8.0, gt=0)  # its prior value
-    # Ridge of covariances; None: by the features. With less, they have no inverse in float64.
-    rho: float | None = Field(default=None, ge=1e-6)
-    nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
+    # With a smaller ridge, covariances have no inverse in float64.
+    rho: float | None = Field(default=None, ge=1e-6)  # ridge of the covariance; None: by features
+    nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases count as
     features: Literal["auto", "global"] = "auto"  # auto: deeper ones if the backbone has them
     beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
     rounds: int | None = Field(default=None, ge=1, le=100)  # of EM; None: 3 at one shot, else 1

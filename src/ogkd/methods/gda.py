@@ -19,7 +19,7 @@ DEFAULT = 0.03  # good at one shot on validation images of eleven real datasets
 class GDAConfig(PriorConfig):
     """`alpha` is searched if None; at one shot without validation it is 0.03."""
 
-    alpha: float | None = Field(default=None, ge=0)
+    alpha: float | None = Field(default=None, ge=0)  # weight of the images; None: searched
 
 
 @register

@@ -16,13 +16,13 @@ from ogkd.methods.heads import TextHead
 
 
 class GraphAdapterConfig(PriorConfig):
-    """`beta` is the share of the text itself, `alpha` that of the text graph in the rest."""
+    """The released shares; what its files leave open is in the method's docstring."""
 
-    alpha: float = Field(default=0.7, ge=0, le=1)
-    beta: float = Field(default=0.7, ge=0, le=1)
-    epochs: int = Field(default=100, ge=0)
-    batch_size: int = Field(default=256, ge=1)
-    lr: float = Field(default=1e-3, gt=0)
+    alpha: float = Field(default=0.7, ge=0, le=1)  # share of the text graph in the rest
+    beta: float = Field(default=0.7, ge=0, le=1)  # share of the text itself
+    epochs: int = Field(default=100, ge=0)  # passes over the images
+    batch_size: int = Field(default=256, ge=1)  # images in each step
+    lr: float = Field(default=1e-3, gt=0)  # learning rate
 
 
 @register

@@ -17,9 +17,9 @@ from ogkd.methods.prompt_method import LARGE_BATCHES
 
 
 class KgCoOpConfig(PromptConfig):
-    """`weight` is the paper's lambda; 0 gives CoOp."""
+    """The released settings."""
 
-    weight: float = Field(default=8.0, ge=0)
+    weight: float = Field(default=8.0, ge=0)  # of the distance to the texts (lambda); 0: CoOp
     train: TrainConfig = LARGE_BATCHES
 
 

@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 class LinearProbeConfig(RivalConfig):
     """`l2` is searched if None; at one shot without validation it is 0.001."""
 
-    l2: float | None = Field(default=None, gt=0)
+    l2: float | None = Field(default=None, gt=0)  # weight of |W|^2; None: searched
 
 
 @register

@@ -13,12 +13,12 @@ from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig,
 
 
 class LPPlusPlusConfig(PriorConfig, RivalConfig):
-    """`momentum` 0 gives the paper's plain majorise-minimise descent."""
+    """The settings of the benchmark's code."""
 
-    epochs: int = Field(default=300, ge=0)
+    epochs: int = Field(default=300, ge=0)  # steps over all images
     every: int = Field(default=10, ge=1)  # steps of w for each step of alpha
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    alpha_scale: float = Field(default=250.0, ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # of w; 0: the paper's plain descent
+    alpha_scale: float = Field(default=250.0, ge=0)  # start of alpha, in similarities to the text
 
 
 @register

@@ -46,9 +46,9 @@ class DeepPrompts(Change):
 
 
 class DeepConfig(PromptConfig):
-    """`depth` is the number of blocks J of each tower whose tokens are learned."""
+    """Settings of methods with learned tokens in blocks."""
 
-    depth: int = Field(default=9, ge=1)
+    depth: int = Field(default=9, ge=1)  # blocks J of each tower whose tokens are learned
 
 
 class MaPLeConfig(DeepConfig):
@@ -95,7 +95,7 @@ class MaPLe(TowerMethod[MaPLeConfig]):
 class PromptSRCConfig(AnchoredConfig, DeepConfig):
     """The released few-shot settings; `train.average` is the Gaussian over epochs."""
 
-    lambda_image: float = Field(default=10.0, ge=0)
+    lambda_image: float = Field(default=10.0, ge=0)  # weight of the distance to frozen features
     train: TrainConfig = TrainConfig(epochs=50, average=(30.0, 30.0))
 
 

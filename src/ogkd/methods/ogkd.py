@@ -36,16 +36,16 @@ _AT_ONCE = 32  # images through the image tower
 class OGKDConfig(PromptConfig):
     """The paper's symbols; weights and strengths may differ between runs trained together."""
 
-    lambda_sccm: float = Field(default=1.0, ge=0)
-    lambda_gad: float = Field(default=1.0, ge=0)
-    lambda_lgd: float = Field(default=0.5, ge=0)
-    gamma: float | tuple[float, ...] = 0.3  # one for all classes, or one for each
-    alpha: float = Field(default=4.0, gt=0)
-    tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
-    top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P
-    n_prompts: int = Field(default=50, ge=1)  # the teacher's budget: most prompts per class
-    lgd_variant: LgdVariant = "label_guided"
-    fidelity: Literal["released", "paper"] = "released"
+    lambda_sccm: float = Field(default=1.0, ge=0)  # weight of SCCM, distance to the bank's texts
+    lambda_gad: float = Field(default=1.0, ge=0)  # weight of GAD, the teacher's answers to images
+    lambda_lgd: float = Field(default=0.5, ge=0)  # weight of LGD, the teacher's answers to patches
+    gamma: float | tuple[float, ...] = 0.3  # spread over the class graph, of all or each class
+    alpha: float = Field(default=4.0, gt=0)  # sharpness of the class graph W
+    tau: float = Field(default=1.5, gt=0)  # deviations up to which the teacher keeps a prompt
+    top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P, the share of patches that LGD sees
+    n_prompts: int = Field(default=50, ge=1)  # prompts per class that the teacher has, at most
+    lgd_variant: LgdVariant = "label_guided"  # which patches and classes LGD compares
+    fidelity: Literal["released", "paper"] = "released"  # the code, or the equations
     options: dict[str, Any] = Field(default_factory=dict)  # fidelity options by name
 
     @model_validator(mode="after")

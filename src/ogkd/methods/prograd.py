@@ -21,10 +21,10 @@ _ROUNDING = 1e-3
 
 
 class ProGradConfig(PromptConfig):
-    """`strength` is the paper's lambda: how much of the conflict is removed."""
+    """The released settings."""
 
-    temperature: float = Field(default=1.0, gt=0)
-    strength: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)  # of the divergence from zero-shot
+    strength: float = Field(default=1.0, ge=0)  # how much of a conflict is removed (lambda)
     train: TrainConfig = LARGE_BATCHES
 
 

@@ -21,8 +21,8 @@ DEFAULT = (3.0, 3.0)  # good at one shot on validation images of eleven real dat
 class ProKeRConfig(PriorConfig):
     """`beta` and `lam` are searched if None; at one shot without validation both are 3."""
 
-    beta: float | None = Field(default=None, gt=0)
-    lam: float | None = Field(default=None, gt=0)
+    beta: float | None = Field(default=None, gt=0)  # sharpness of the kernel; None: searched
+    lam: float | None = Field(default=None, gt=0)  # ridge; None: searched
 
 
 @register

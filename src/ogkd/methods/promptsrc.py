@@ -19,9 +19,9 @@ from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, reg
 class AnchoredConfig(PromptConfig):
     """The weights of the two terms that keep a prompt learner near the bank's zero-shot."""
 
-    lambda_l1: float = Field(default=25.0, ge=0)
-    lambda_kl: float = Field(default=1.0, ge=0)
-    n_prompts: int = Field(default=50, ge=1)  # most prompts per class
+    lambda_l1: float = Field(default=25.0, ge=0)  # weight of the distance to the bank's texts
+    lambda_kl: float = Field(default=1.0, ge=0)  # weight of the divergence from zero-shot's answers
+    n_prompts: int = Field(default=50, ge=1)  # prompts of the bank used per class, at most
 
 
 class AnchoredObjective:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 import sys
 import tomllib
@@ -11,7 +13,7 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
@@ -124,6 +126,33 @@ def flatten(settings: Mapping[str, Any], start: str = "") -> Iterator[tuple[str,
             yield from flatten(value, f"{name}.")
         else:
             yield name, value
+
+
+def setting_help(config: type[BaseModel], setting: str) -> str:
+    """What a setting such as train.epochs does: its description, or the comment behind its field.
+
+    A class that only changes the default has neither: that of its base counts.
+    """
+    name, _, inner = setting.partition(".")
+    field = config.model_fields[name]
+    if inner and isinstance(kind := field.annotation, type) and issubclass(kind, BaseModel):
+        return setting_help(kind, inner)
+    if field.description:
+        return field.description
+    comment = re.compile(rf"^ +{name}: .*  # (.+)$", re.MULTILINE)
+    for base in config.__mro__:
+        if name in inspect.get_annotations(base):
+            with contextlib.suppress(OSError, TypeError):  # no source, as in a frozen program
+                if match := comment.search(inspect.getsource(base)):
+                    return match[1]
+    return ""
+
+
+@cache
+def not_built() -> Mapping[str, str]:
+    """Methods that the literature names and that are not here, each with the reason."""
+    text = files("ogkd.methods").joinpath("not_built.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:

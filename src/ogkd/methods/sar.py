@@ -20,14 +20,11 @@ from ogkd.methods.heads import TextHead
 
 
 class SARConfig(PromptConfig):
-    """`related` are names of other classes of the same kind; without any, only the classes count.
+    """Without `related` names, only the classes count."""
 
-    `alpha` is the sharpness of the rows of similarities.
-    """
-
-    weight: float = Field(default=1.0, ge=0)
-    alpha: float = Field(default=100.0, gt=0)
-    related: tuple[str, ...] = ()
+    weight: float = Field(default=1.0, ge=0)  # of the term that keeps similarities
+    alpha: float = Field(default=100.0, gt=0)  # sharpness of the rows of similarities
+    related: tuple[str, ...] = ()  # names of other classes of the same kind
     train: TrainConfig = TrainConfig(batch_size=32, lr=2e-3)
 
 

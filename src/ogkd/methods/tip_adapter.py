@@ -24,8 +24,8 @@ GRID = tuple((torch.arange(200, dtype=torch.float64) * 49.9 / 200 + 0.1).tolist(
 class TipAdapterConfig(PriorConfig, RivalConfig):
     """`alpha` and `beta` are searched if None; at one shot without validation they are 1, 5.5."""
 
-    alpha: float | None = Field(default=None, ge=0)
-    beta: float | None = Field(default=None, ge=0)
+    alpha: float | None = Field(default=None, ge=0)  # weight of the cache; None: searched
+    beta: float | None = Field(default=None, ge=0)  # sharpness of the cache; None: searched
 
 
 TipConfigT = TypeVar("TipConfigT", bound=TipAdapterConfig, default=TipAdapterConfig, covariant=True)
@@ -84,11 +84,11 @@ class TipAdapter(FeatureMethod[TipConfigT]):
 class TipAdapterFConfig(TipAdapterConfig):
     """Keys are trained at `train_alpha` and `train_beta`; alpha and beta are searched after."""
 
-    train_alpha: float = Field(default=1.0, gt=0)
-    train_beta: float = Field(default=5.5, gt=0)
-    epochs: int = Field(default=20, ge=0)
-    batch_size: int = Field(default=256, ge=1)
-    lr: float = Field(default=1e-3, gt=0)
+    train_alpha: float = Field(default=1.0, gt=0)  # alpha while the keys are trained
+    train_beta: float = Field(default=5.5, gt=0)  # beta while the keys are trained
+    epochs: int = Field(default=20, ge=0)  # passes over the images
+    batch_size: int = Field(default=256, ge=1)  # images in each step
+    lr: float = Field(default=1e-3, gt=0)  # learning rate
 
 
 @register

@@ -108,8 +108,8 @@ def factors(backbone: Backbone) -> dict[str, Factors]:
 class CLIPLoRAConfig(WeightConfig):
     """The released settings but for the epochs, which are 500 per shot there."""
 
-    rank: int = Field(default=2, ge=1)
-    alpha: float = Field(default=1.0, gt=0)
+    rank: int = Field(default=2, ge=1)  # of the updates
+    alpha: float = Field(default=1.0, gt=0)  # their scale is alpha / sqrt(rank)
     train: TrainConfig = TrainConfig(
         optimiser="adamw", batch_size=32, lr=2e-4, weight_decay=0.01, warmup_epochs=0,
         drop_last=False,

@@ -38,9 +38,9 @@ class _FromText(Method[ConfigT]):
 
 
 class ZeroShotConfig(MethodConfig):
-    """`template` has one {} for the class name."""
+    """One template."""
 
-    template: Annotated[str, Field(pattern=r"\{\}")] = SINGLE
+    template: Annotated[str, Field(pattern=r"\{\}")] = SINGLE  # {} stands for the class name
 
 
 @register
@@ -69,9 +69,9 @@ class ZeroShotEnsemble(_FromText):
 class ZeroShotSelectiveConfig(MethodConfig):
     """How prompts are chosen: see `ogkd.core.teacher.select_prompts`."""
 
-    tau: float = Field(default=1.5, gt=0)
-    n_prompts: int = Field(default=50, ge=1)  # most prompts per class
-    selector: Selector = "batch"
+    tau: float = Field(default=1.5, gt=0)  # deviations up to which a prompt is kept
+    n_prompts: int = Field(default=50, ge=1)  # prompts per class, at most
+    selector: Selector = "batch"  # kept prompts: by batch, by class or all (none)
 
 
 @register

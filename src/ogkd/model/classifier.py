@@ -38,6 +38,7 @@ from ogkd.model.policy import Policy
 from ogkd.model.readme import README, readme
 from ogkd.model.share import push
 from ogkd.model.table import row_writer
+from ogkd.records import sealed
 
 Cases = Images | Dataset | Mapping[str, Images] | Sequence[Case]
 WEIGHTS = "weights.safetensors"
@@ -96,6 +97,17 @@ class Classifier:
     def weights_sha256(self) -> str:
         """The digest of the weights file, whether it is written or not."""
         return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits of what answers depend on: card, weights and calibration."""
+        parts = {"card": self.card, "calibration": self.calibration}
+        known_later = {"weights_sha256", "support_sha256"}  # once they are written
+        content: dict[str, object] = {
+            name: part and part.model_dump(mode="json", exclude=known_later)
+            for name, part in parts.items()
+        }
+        return str(sealed({**content, "weights": self.weights_sha256})["sha256"])[:12]
 
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [N, C] of features [N, d] before any calibration; of findings, log-odds."""

@@ -62,7 +62,7 @@ class Decision:
     abstain: bool | None = None  # None: no risk was guaranteed
     unfamiliar: bool | None = None  # None: too few support images to tell
     out_of_domain: bool | None = None  # True: the backbone itself cannot know such images
-    reasons: tuple[str, ...] = ()  # why a person should judge; empty if nothing speaks for it
+    reasons: tuple[str, ...] = ()  # why not to rely on it; empty if nothing speaks against it
     images: tuple[SeenImage, ...] = ()
     logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of `image`

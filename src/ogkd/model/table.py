@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ogkd.cells import escape_formula, escape_path
 from ogkd.data.tables import Row, Sheet, row_appender
 from ogkd.data.task import Answer, Task
+from ogkd.errors import DataError
+from ogkd.files import read_bytes
 from ogkd.model.decide import Decision, SeenImage
 
 Format = Literal["csv", "jsonl"]
 _YES_OR_NO = {None: "", True: "yes", False: "no"}
+_MOST = 1 << 29  # bytes of a table that grows
 
 
 def row_writer(
-    file: TextIO | Sheet | list[Row], task: Task, format: Format, *, joined: bool
+    file: TextIO | Sheet | list[Row],
+    task: Task,
+    format: Format,
+    *,
+    joined: bool,
+    header: bool = True,
+    model: str | None = None,
 ) -> Callable[[Decision], None]:
     """Write the header of a table, if it is one; returns what writes a decision.
 
-    `joined` adds the columns of cases of several images.
+    `joined` adds the columns of cases of several images. JSON lines name the digest of the `model`.
     """
     append = row_appender(file)
-    if format == "csv":
-        append([escape_formula(column) for column in _columns(task, joined)])
+    if format == "csv" and header:
+        append(_header(task, joined))
+    source = {"model": model, "ogkd": version("ogkd")}
 
     def write(decision: Decision) -> None:
         entry = decision_json(task, decision, joined=joined)
@@ -33,9 +47,42 @@ def row_writer(
         else:  # ASCII with escapes: valid JSON even if a file name is not valid text
             if joined:
                 entry["weights"] = _weights(decision.images)
-            file.write(json.dumps(entry) + "\n")
+            file.write(json.dumps(entry | source) + "\n")
 
     return write
+
+
+def read_predictions(
+    path: Path, task: Task, format: Format, *, joined: bool, model: str
+) -> tuple[str, set[str]]:
+    """The text of a table that more rows are added to, and the paths in it.
+
+    A table of another model is refused: JSON lines name theirs, a CSV has its columns.
+    """
+    if not path.exists():
+        return "", set()
+    text = read_bytes(path, most=_MOST).decode("utf-8", "surrogateescape")
+    whole = text if text.endswith("\n") or not text else f"{text}\n"
+    rows: list[Any]
+    try:
+        if format == "csv":
+            head, *rows = (
+                csv.reader(io.StringIO(text, newline="")) if text else [_header(task, joined)]
+            )
+            same_model, paths = head == _header(task, joined), {row[0] for row in rows if row}
+        else:
+            rows = [json.loads(line) for line in text.splitlines()]
+            same_model = all(row["model"] == model for row in rows)
+            paths = {row["path"] for row in rows}
+    except (ValueError, TypeError, LookupError, csv.Error) as error:
+        raise DataError(f"{path} is not a table of predictions ({error!r}).") from error
+    if not same_model:
+        raise DataError(f"{path} has the predictions of another model, not of {model}.")
+    return whole, paths
+
+
+def _header(task: Task, joined: bool) -> list[str]:
+    return [escape_formula(column) for column in _columns(task, joined)]
 
 
 def _columns(task: Task, joined: bool) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "ogkd_token"
+_HEALTH = "/health"  # what runs the container asks without a token
 _MAX_TEXT = 1 << 20  # bytes of a request that is not an upload
 _MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 _HEADERS = {
@@ -33,19 +35,21 @@ class Guard:
 
     `hosts` are the host names under which the page is served without a token: a site whose name
     resolves to 127.0.0.1 (DNS rebinding) has another one. With a `token`, every request must carry
-    it. `uploads` are the routes that take files, with the largest allowed size in bytes.
+    it. `uploads` are the routes that take files, with the largest allowed size in bytes. `log`
+    receives a line for each answered request.
     """
 
     app: ASGIApp
     uploads: Mapping[str, int]
     hosts: frozenset[str]
     token: str | None = None
+    log: Callable[[str], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request = Request(scope)
+        request, began = Request(scope), time.perf_counter()
         answer = self._sign_in(request) or self._refusal(request)
         if answer is not None and "transfer-encoding" not in request.headers:
             while (await receive()).get("more_body"):
@@ -55,9 +59,16 @@ class Guard:
             if message["type"] == "http.response.start":
                 added = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", []), *added]}
+                self._log(request, message["status"], time.perf_counter() - began)
             await send(message)
 
         await (answer or self.app)(scope, receive, send_with_headers)
+
+    def _log(self, request: Request, status: int, seconds: float) -> None:
+        """Log an answer without the query, which may name a patient's file, as a wrong path may."""
+        if self.log is not None:
+            path = "-" if status == 404 else request.url.path
+            self.log(f"{request.method} {path} {status} {seconds * 1000:.0f} ms")
 
     def _sign_in(self, request: Request) -> Response | None:
         """The address that was printed carries the token; a cookie keeps it."""
@@ -84,7 +95,8 @@ class Guard:
             return problem("Requests from other sites are refused.", 403)
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
         given = (bearer, request.cookies.get(COOKIE))
-        if self.token is not None and not any(map(self._is_token, given)):
+        is_open = self.token is None or request.url.path == _HEALTH
+        if not is_open and not any(map(self._is_token, given)):
             return problem("The token is missing or wrong. Open the address that was printed.", 401)
         if request.method != "POST":
             return None
@@ -94,7 +106,9 @@ class Guard:
             return problem("The request needs a Content-Length.", 411)
         limit = self.uploads.get(request.url.path, _MAX_TEXT)
         if int(length) > limit:
-            return problem(f"The request is larger than the limit of {limit / 1e6:g} MB.", 413)
+            raised = "; --max-mb raises it" if request.url.path in self.uploads else ""
+            text = f"The request is larger than the limit of {limit / 1e6:g} MB{raised}."
+            return problem(text, 413)
         return None
 
 

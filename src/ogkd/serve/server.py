@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import os
+import re
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from ogkd.serve.models import Model
 from ogkd.serve.uploads import MIDDLE
 from ogkd.serve.web import error_handlers, page_routes, use_routes
 
+TOKEN = "OGKD_TOKEN"
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
 _GRACE = 60  # seconds for accepted requests after a signal; a second signal ends at once
@@ -36,12 +40,16 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 class Settings:
     host: str = "127.0.0.1"
     port: int | None = None  # None: 7860, or a free one
-    max_bytes: int = 50_000_000
+    max_bytes: int = 500_000_000  # a CT of 600 slices has 315 MB
+    access_log: bool = False  # a line for each request on standard error
 
     @cached_property
     def token(self) -> str | None:
-        """What requests must carry; None if only this machine can connect."""
-        return None if is_loopback(self.host) else secrets.token_urlsafe(32)
+        """What requests must carry: OGKD_TOKEN, or a new one if other machines can connect."""
+        given = os.environ.get(TOKEN)
+        if given and re.fullmatch(r"[\w.~-]{16,}", given, re.ASCII) is None:
+            raise ConfigError(f"{TOKEN} needs at least 16 characters, of letters, digits, _ . ~ -")
+        return given or (None if is_loopback(self.host) else secrets.token_urlsafe(32))
 
 
 def is_loopback(host: str) -> bool:
@@ -121,6 +129,7 @@ def guarded(
         uploads={"/predict": settings.max_bytes, **(uploads or {})},
         hosts=_LOOPBACK | {settings.host.lower()},
         token=settings.token,
+        log=partial(print, file=sys.stderr, flush=True) if settings.access_log else None,
     )
 
 

@@ -30,6 +30,7 @@ COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
+_FOOTER = 0.12  # inches
 
 
 def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -102,8 +103,13 @@ def header(figure: Figure, *lines: str) -> None:
 
 
 def footer(figure: Figure, line: str) -> None:
-    """Write what the figure was made with in small letters below it."""
-    figure.supxlabel(shown(line, 120), x=0.01, ha="left", fontsize=5, color="#888888")
+    """Write what the figure was made with in small letters below it, and below its legend."""
+    strip = _FOOTER / figure.get_figheight()
+    figure.text(0.01, strip / 4, shown(line, 120), fontsize=5, color="#888888")
+    above = (0, round(strip, 3), 1, round(1 - strip, 3))  # so short that layouts are repeatable
+    figure.set_layout_engine("constrained", rect=above)
+    for legend in figure.legends:  # the layout keeps room for one, but does not move it
+        legend.borderaxespad = 72 * _FOOTER / float(legend.get_texts()[0].get_fontsize())
 
 
 def band(ax: Axes, x: Any, mean: Any, std: Any, colour: str) -> None:

@@ -112,7 +112,7 @@ export function setupStep(refresh) {
   async function saveClasses() {
     const rows = [...editor.children].filter((row) => row.read().name);
     const renames = Object.fromEntries(rows.filter((row) => row.before && row.before !== row.read().name).map((row) => [row.before, row.read().name]));
-    const ok = await attempt(() => post("/api/classes", { classes: rows.map((row) => row.read()), renames }), t("classes.saved"));
+    const ok = await attempt(() => post("/api/classes", { classes: rows.map((row) => row.read()), renames }), t(rows.length < 2 ? "classes.more" : "classes.saved"));
     if (ok) drawClasses();
   }
 

@@ -109,7 +109,7 @@ function deciding(answered) {
   const name = (entry) => {
     const [, index] = /[#,]index=(\w+)$/.exec(entry.path) ?? [];
     const [, x, y] = /#tile=(\d+),(\d+),/.exec(entry.path) ?? [];
-    if (index) return t("case.slice", { index });
+    if (index) return t("case.slice", { number: Number(index) + 1 });
     return x ? t("case.tile", { x, y }) : entry.path;
   };
   return [
@@ -138,7 +138,7 @@ export function evidenceFigure(map) {
   );
 }
 
-const lost = (share) => (share >= 1 ? t("evidence.all") : share <= 0 ? t("evidence.nothing") : percent(share));
+const lost = (share) => (share >= 1 ? t("evidence.all") : share <= 0 ? t("evidence.nothing") : t("evidence.part", { share: percent(share) }));
 
 export const ranked = (probabilities) => Object.entries(probabilities).sort((a, b) => b[1] - a[1]);
 
