@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from ogkd.backbones._bert import BertConfigFile
+from ogkd.backbones._bert import BertConfigFile, BertTower
+from ogkd.backbones._folder import key_table, layouts, tower_keys
 from ogkd.backbones._tokenizer import bert_tokenizer
-from ogkd.backbones._towers import TowersBackbone
-from ogkd.backbones._vit import VisionSpec
-from ogkd.backbones.open_clip_format import OpenClipConfig, open_clip_towers
+from ogkd.backbones._towers import Towers, TowersBackbone
+from ogkd.backbones._vit import ImageTower, VisionSpec
 from ogkd.images.transforms import Preprocessing
 
 __all__ = ["WORDS", "make_backbone", "write_folder"]
@@ -47,7 +47,6 @@ _CONFIG = {
 def make_backbone(seed: int = 0) -> TowersBackbone:
     """195.9 million random parameters behind the usual contract."""
     torch.manual_seed(seed)
-    config = OpenClipConfig.model_validate(_CONFIG)
     bert = BertConfigFile(
         hidden_size=768,
         num_hidden_layers=12,
@@ -60,7 +59,7 @@ def make_backbone(seed: int = 0) -> TowersBackbone:
     spec = VisionSpec(
         width=768, depth=12, heads=12, inner=3072, patch=16, image_size=224, embed_dim=512
     )
-    model, _ = open_clip_towers(config, spec, bert)
+    model = _towers(spec, bert)
     _randomise(model.image)
     _randomise(model.text)
     torch.nn.init.constant_(model.logit_scale, 4.4454)
@@ -75,13 +74,20 @@ def make_backbone(seed: int = 0) -> TowersBackbone:
     )
 
 
+def _towers(spec: VisionSpec, bert: BertConfigFile) -> Towers:
+    text = _CONFIG["text_cfg"]
+    pooling, proj = text["hf_pooler_type"], text["hf_proj_type"]
+    return Towers(ImageTower(spec), BertTower(bert, spec.embed_dim, pooling=pooling, proj=proj))
+
+
 def write_folder(backbone: TowersBackbone, folder: Path) -> Path:
     """Write it in open_clip's format, as a download would be; returns the weight file."""
     folder.mkdir(parents=True)
     model, own = backbone.model, dict(backbone.model.named_parameters())
-    config = OpenClipConfig.model_validate(_CONFIG)
-    with torch.device("meta"):
-        _, table = open_clip_towers(config, model.image.spec, model.text.bert.config)
+    keys = tower_keys("timm", "visual.trunk", "image")
+    keys |= {layouts("open_clip")["heads"]["linear"]: "image.head", "logit_scale": "logit_scale"}
+    keys |= {"text.transformer": "text.bert", "text.proj": "text.proj"}
+    table = key_table(model, keys)
     weights = folder / "open_clip_model.safetensors"
     stacked = {
         key: torch.cat([own[name] for name in names]) if len(names) > 1 else own[names[0]].clone()
