@@ -303,27 +303,36 @@ def assign_weights(
     for key, targets in table.items():
         if key not in state:
             continue
-        tensor, shapes = state[key], [parameters[target].shape for target in targets]
-        expected = list(shapes[0])[:: -1 if key in transposed else 1]
-        if len(targets) > 1:
-            expected[0] = sum(shape[0] for shape in shapes)
-        # Axes of length one are a matter of taste: [w] may be stored as [1, 1, w].
-        if not tensor.is_floating_point() or _squeezed(tensor.shape) != _squeezed(expected):
-            kind = str(tensor.dtype).removeprefix("torch.")
-            wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {expected}")
+        shapes = [parameters[target].shape for target in targets]
+        pieces = _pieces(state[key], shapes, transposed=key in transposed)
+        if isinstance(pieces, str):
+            wrong.append(f"{key} is {pieces}")
             continue
-        value = tensor.to(torch.float32)
-        if key in transposed:
-            value = value.T.contiguous()
-        pieces = value.split([shape[0] for shape in shapes]) if len(targets) > 1 else (value,)
-        for target, piece, shape in zip(targets, pieces, shapes, strict=True):
-            new[target] = piece.reshape(shape)
+        new |= dict(zip(targets, pieces, strict=True))
     missing = [key for key in table if key not in state]
     ignores = re.compile("|".join(map(fnmatch.translate, ignored)) or "(?!)").match
     unexpected = [key for key in state if key not in table and not ignores(key)]
     if missing or unexpected or wrong:
         raise _misfit(weights.file, missing, unexpected, wrong)
     model.load_state_dict(new, strict=True, assign=True)
+
+
+def _pieces(
+    tensor: Tensor, shapes: Sequence[torch.Size], *, transposed: bool
+) -> list[Tensor] | str:
+    """A stored tensor as parameters of these shapes, one above the other; or what is wrong."""
+    expected = list(shapes[0])[:: -1 if transposed else 1]
+    if len(shapes) > 1:
+        expected[0] = sum(shape[0] for shape in shapes)
+    # Axes of length one are a matter of taste: [w] may be stored as [1, 1, w].
+    if not tensor.is_floating_point() or _squeezed(tensor.shape) != _squeezed(expected):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        return f"{list(tensor.shape)} {kind}, expected {expected}"
+    value = tensor.to(torch.float32)
+    if transposed:
+        value = value.T.contiguous()
+    pieces = value.split([shape[0] for shape in shapes]) if len(shapes) > 1 else (value,)
+    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _squeezed(shape: Sequence[int]) -> list[int]:

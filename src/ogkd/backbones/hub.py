@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,17 +146,23 @@ def fetch(record: Record) -> Path:
             files = _open_clip_files(files, markers.get(marker))
         if record.texts:
             files = hub_files(record.texts, *_TOKENIZER) | files
-        usual = FORMATS[kind].weights if kind in FORMATS else PLAIN_WEIGHTS
-        names = (record.weights,) if record.weights else usual
-        weights = [path for name in names for path in get(name).values()][:1]
-        weights += get(*record.also).values()
-        if len(weights) != 1 + len(record.also):
-            raise _lacking(record, f"weight file {' or '.join(names)}")
+        weights = _weight_files(record, kind, get)
         _check_digest(record, weights[0])
         images = published_outputs()["probabilities"] if record.examples else ()
         examples = get(*(f"{record.examples}/{name}" for name in images))
         _keep(record, kind, files, weights, examples)
     return record.folder
+
+
+def _weight_files(record: Record, kind: str, get: Callable[..., dict[str, Path]]) -> list[Path]:
+    """The weight file, and those that a record has beside it."""
+    usual = FORMATS[kind].weights if kind in FORMATS else PLAIN_WEIGHTS
+    names = (record.weights,) if record.weights else usual
+    weights = [path for name in names for path in get(name).values()][:1]
+    weights += get(*record.also).values()
+    if len(weights) != 1 + len(record.also):
+        raise _lacking(record, f"weight file {' or '.join(names)}")
+    return weights
 
 
 def _open_clip_files(files: dict[str, Path], marker: Path | None) -> dict[str, Path]:

@@ -156,28 +156,43 @@ def _counterparts(
         if name in names:
             note = different.get(names[name], "")
             yield Published(table, name, printed[name], [names[name]], note, not note)
+    # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
+    if average is not None and (printed or part != "mean-hm"):
+        yield from _average(table, part, theirs, names, different, average, list(printed))
+
+
+def _average(
+    table: str,
+    part: str,
+    theirs: pd.DataFrame,
+    names: Mapping[str, str],
+    different: Mapping[str, str],
+    average: float,
+    printed: Sequence[str],
+) -> Iterator[Published]:
+    """The average of a part, over the datasets with the benchmark's classes, if there is one."""
     # The paper has no base-to-novel numbers of some benchmarks.
     records = benchmarks().items()
     every = [name for name, record in records if record.base_to_novel or part == "test"]
     ours = [name for name in (printed or every) if name in names]
     same = [name for name in ours if names[name] not in different]
-    # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-    if average is None or not same or (part == "mean-hm" and not printed):
+    if not same:
         return
-    value, notes, complete = average, [], len(same) == len(every)
+    value, complete = average, len(same) == len(every)
     if printed:
         value = _published_average(theirs.set_index(["part", "dataset"])["value"], part, same)
-        if not complete:
-            notes = [f"both over {len(same)} datasets"]
-        elif abs(value - average) > _ROUNDING:
-            notes = [f"printed: {average:.2f}"]
-    elif not complete:
-        notes = [f"ours: {len(same)} of {len(every)} datasets"]
+    note = _average_note(average, value, len(same), len(every), recomputed=bool(printed))
     if other := [f"{name} ({different[names[name]]})" for name in ours if name not in same]:
-        notes.append(f"left out: {', '.join(other)}")
-    comparable = bool(printed) or complete
+        note = "; ".join(filter(None, [note, f"left out: {', '.join(other)}"]))
     averaged = [names[name] for name in same]
-    yield Published(table, AVERAGE, value, averaged, "; ".join(notes), comparable)
+    yield Published(table, AVERAGE, value, averaged, note, bool(printed) or complete)
+
+
+def _average_note(printed: float, value: float, same: int, every: int, *, recomputed: bool) -> str:
+    """What the average is over, if not all datasets, or how the printed one differs."""
+    if same < every:
+        return f"both over {same} datasets" if recomputed else f"ours: {same} of {every} datasets"
+    return f"printed: {printed:.2f}" if abs(value - printed) > _ROUNDING else ""
 
 
 def _beside(average: Average, published: Published) -> dict[str, Any]:

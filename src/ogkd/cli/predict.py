@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
@@ -114,12 +114,7 @@ def predict(
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
-    if format == "jsonl" and out is not None and out.suffix.lower() == ".xlsx":
-        raise ConfigError(f"format jsonl is text, but {out} is a sheet.", argument="format")
-    if only_new and (out is None or out.suffix.lower() == ".xlsx"):
-        raise ConfigError(
-            "It needs --out with a text file: CSV or JSON lines.", argument="only_new"
-        )
+    _check_output(out, format, only_new)
     policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
     if zero_shot is not None:
         paths = [model, *(images or [])]
@@ -140,9 +135,7 @@ def predict(
     before, known = "", set[str]()
     if only_new and out is not None:
         before, known = read_predictions(out, task, format, joined=joined, model=digest)
-        total = len(todo)
-        todo = [case for case in todo if known.isdisjoint((case.name, escape_path(case.name)))]
-        say(f"{len(todo)} of {total} are not in {out} yet.")
+        todo = _not_in(todo, known, out)
     decider = Decider(classifier, policy)
     if explain is not None:
         with storage_errors(explain):
@@ -165,11 +158,8 @@ def predict(
     with output as file, bars as bar:
         write = row_writer(file, task, format, joined=joined, header=not before, model=digest)
         for number, decision in enumerate(chain(first, decisions), start=len(known) + 1):
-            counts["foreign"] += decision.out_of_domain is True
-            counts["unfamiliar"] += decision.unfamiliar is True and not decision.out_of_domain
-            if decision.error is not None:
-                counts["failed"] += 1
-            elif explain is not None:
+            counts.update(_kinds(decision))
+            if decision.error is None and explain is not None:
                 counts["no map"] += not _draw(classifier, decision, explain, number)
             write(decision)
             if bar is not None:
@@ -177,6 +167,34 @@ def predict(
     _print_summary(counts, len(todo))
     if counts["failed"]:
         sys.exit(1)
+
+
+def _check_output(out: Path | None, format: str, only_new: bool) -> None:
+    sheet = out is not None and out.suffix.lower() == ".xlsx"
+    if format == "jsonl" and sheet:
+        raise ConfigError(f"format jsonl is text, but {out} is a sheet.", argument="format")
+    if only_new and (out is None or sheet):
+        raise ConfigError(
+            "It needs --out with a text file: CSV or JSON lines.", argument="only_new"
+        )
+
+
+def _not_in(cases: Sequence[Case], known: set[str], out: Path) -> list[Case]:
+    """The cases whose path is not in a table yet."""
+    new = [case for case in cases if known.isdisjoint((case.name, escape_path(case.name)))]
+    say(f"{len(new)} of {len(cases)} are not in {out} yet.")
+    return new
+
+
+def _kinds(decision: Decision) -> list[str]:
+    """What a decision counts as in the summary."""
+    foreign = decision.out_of_domain is True
+    kinds = {
+        "foreign": foreign,
+        "unfamiliar": decision.unfamiliar is True and not foreign,
+        "failed": decision.error is not None,
+    }
+    return [kind for kind, applies in kinds.items() if applies]
 
 
 def _check_order(model: Path, images: list[Path]) -> None:

@@ -53,10 +53,13 @@ def learning_rate(epoch: int, config: TrainConfig) -> float:
 def epoch_weights(config: TrainConfig, epochs: int) -> list[float]:
     """The weight of each of so many epochs, the first numbered 1, in a Gaussian average: sum 1.
 
+    Empty if contexts are not averaged.
+
     >>> epoch_weights(TrainConfig(average=(2.0, 1e-3)), 3)
     [0.0, 1.0, 0.0]
     """
-    assert config.average is not None
+    if config.average is None:
+        return []
     mean, deviation = config.average
     exponents = [-(((epoch - mean) / deviation) ** 2) / 2 for epoch in range(1, epochs + 1)]
     powers = [math.exp(exponent - max(exponents)) for exponent in exponents]

@@ -97,13 +97,11 @@ def train_contexts(
     """
     _refuse_unequal(runs)
     device = learner.embeddings.device
-    start = [learner.initial_context(_init_rng(run.seed)) for run in runs]
-    first, none = torch.stack(start), torch.zeros(0)
-    average = torch.zeros_like(first) if config.average else none
-    state = TrainingState(first, none, 0, torch.zeros(0, len(runs)), average)
+    note = note or (lambda text: None)
+    state = _first_state(learner, runs, config)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         state = saved
-        if note is not None and 0 < state.epoch < config.epochs:
+        if 0 < state.epoch < config.epochs:
             again = state.epoch + 1
             note(f"Note: An interrupted training continues at epoch {again} of {config.epochs}.")
     # A copy: an interruption in the first epoch saves the state as it was before.
@@ -111,12 +109,10 @@ def train_contexts(
     steps = len(batch_slices(len(runs[0].views), config))
     step_size = len(runs) * learner.tokens.ids.numel() * learner.backbone.text_width**2
     optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
-    weights = epoch_weights(config, config.epochs) if config.average else []
+    weights = epoch_weights(config, config.epochs)
 
     def say_time(seconds: float) -> None:
-        each = max(steps * seconds, 1)
-        if note is not None:
-            note(f"About {each:,.0f} s for each of {config.epochs} epochs.")
+        note(f"About {max(steps * seconds, 1):,.0f} s for each of {config.epochs} epochs.")
 
     tell = say_time if learner.sees_pixels else None  # others are done in minutes
     with (
@@ -125,6 +121,7 @@ def train_contexts(
         progress_bar("Training", config.epochs) as bar,
     ):
         bar.advance(state.epoch)
+        log = log or (lambda entry: None)
         entry: dict[str, Any] | None = None  # of the last epoch, until it is logged
         try:
             for epoch in range(state.epoch, config.epochs):
@@ -132,11 +129,8 @@ def train_contexts(
                 if bool(ended.all()):
                     break
                 began, before = time.perf_counter(), contexts.detach().clone()
-                for group in optimiser.param_groups:
-                    group["lr"] = learning_rate(epoch, config)
-                dropout = None
-                if text_dropout:
-                    dropout = TextDropout([_mixed(run.seed, epoch, _DROPOUT) for run in runs])
+                optimiser.param_groups[0]["lr"] = learning_rate(epoch, config)
+                dropout = _dropout_of(runs, epoch) if text_dropout else None
                 terms = _one_epoch(
                     learner,
                     objective,
@@ -152,16 +146,17 @@ def train_contexts(
                     contexts[ended] = before[ended]
                 watched = terms.get("ce", terms["total"])
                 losses = torch.cat([state.losses, torch.tensor([watched])])
-                average = state.average
-                if weights:  # a new tensor: an interruption keeps the state as it was before
-                    average = average + weights[epoch] * contexts.detach().cpu()
+                # A new tensor: an interruption keeps the state as it was before.
+                share = weights[epoch] if weights else 0.0
+                average = (
+                    state.average + share * contexts.detach().cpu() if share else state.average
+                )
                 state = snapshot(contexts, optimiser, epoch + 1, losses, average)
                 rate, seconds = learning_rate(epoch, config), time.perf_counter() - began
                 entry = {"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms}
                 # First the log: an epoch that a kill leaves without a checkpoint is logged again,
                 # one that it left without a line would be missing.
-                if log is not None:
-                    log(entry)
+                log(entry)
                 last = epoch + 1 == config.epochs or bool(converged(losses, config).all())
                 if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
                     checkpoint.save(state)
@@ -171,17 +166,35 @@ def train_contexts(
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
-            checkpoint.save(state)
-            if log is not None and entry is not None:
-                # The epoch is done, so it must be in the log; twice does no harm.
-                with suppress(KeyboardInterrupt):
-                    log(entry)
-            raise Interrupted(
-                f"Stopped after epoch {state.epoch} of {config.epochs}; saved as "
-                f"{checkpoint.path}. Run the same fit again to resume from there."
-            ) from None
+            raise _interrupted(checkpoint, state, log, entry, config.epochs) from None
     done = sum(weights[: state.epoch])
     return state.average / done if done else contexts.detach().cpu()
+
+
+def _first_state(learner: PromptLearner, runs: Sequence[Run], config: TrainConfig) -> TrainingState:
+    """Before the first epoch: the initial contexts, and nothing of what is summed up."""
+    first = torch.stack([learner.initial_context(_init_rng(run.seed)) for run in runs])
+    average = torch.zeros_like(first) if config.average else torch.zeros(0)
+    return TrainingState(first, torch.zeros(0), 0, torch.zeros(0, len(runs)), average)
+
+
+def _interrupted(
+    checkpoint: Checkpoint,
+    state: TrainingState,
+    log: Callable[[Mapping[str, Any]], None],
+    entry: Mapping[str, Any] | None,
+    epochs: int,
+) -> Interrupted:
+    """Save what is done; the error that says where."""
+    checkpoint.save(state)
+    if entry is not None:
+        # The epoch is done, so it must be in the log; twice does no harm.
+        with suppress(KeyboardInterrupt):
+            log(entry)
+    return Interrupted(
+        f"Stopped after epoch {state.epoch} of {epochs}; saved as {checkpoint.path}. Run the same "
+        "fit again to resume from there."
+    )
 
 
 @contextmanager
@@ -242,6 +255,10 @@ def train_step(
         terms["total"].sum().backward()
     optimiser.step()
     return terms
+
+
+def _dropout_of(runs: Sequence[Run], epoch: int) -> TextDropout:
+    return TextDropout([_mixed(run.seed, epoch, _DROPOUT) for run in runs])
 
 
 def _mixed(seed: int, epoch: int, stream: int) -> int:
