@@ -47,8 +47,9 @@ def test_a_model_with_a_pool_is_an_ordinary_model(world, tmp_path):
     assert not (model.head.W == without.head.W).all()
     _, notes = fit_with(world, world / "drawer", out=out, shots=1)
     assert "already fitted" in notes
-    _, notes = fit_with(world, world / "drawer" / "000.png", out=out, shots=1)
-    assert "other unlabelled images" in notes
+    with pytest.raises(ConfigError) as error:  # it would replace the model
+        fit_with(world, world / "drawer" / "000.png", out=out, shots=1)
+    assert error.value.argument == "restart"
 
 
 def test_copies_of_labelled_and_test_images_and_bad_files_are_left_out(world, tmp_path):

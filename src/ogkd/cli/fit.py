@@ -187,8 +187,7 @@ def methods(
     as_json: opt.JsonOption = False,
 ) -> None:
     """List the methods with their cost and needs, or explain the settings of one."""
-    from ogkd.methods import METHODS, make_method, presets
-    from ogkd.methods.registry import not_built, setting_help
+    from ogkd.methods import METHODS, make_method, not_built, presets, setting_help
 
     facts: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:

@@ -26,7 +26,17 @@ from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead, refuse_di
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.questions import FindingsHead, join_heads, read_head
 from ogkd.methods.ranking import Ranked
-from ogkd.methods.registry import DEFAULT, METHODS, PAPER, flatten, make_method, presets, register
+from ogkd.methods.registry import (
+    DEFAULT,
+    METHODS,
+    PAPER,
+    flatten,
+    make_method,
+    not_built,
+    presets,
+    register,
+    setting_help,
+)
 
 __all__ = [
     "DEFAULT",
@@ -60,12 +70,14 @@ __all__ = [
     "image_logits",
     "join_heads",
     "make_method",
+    "not_built",
     "presets",
     "read_head",
     "refuse_diverged",
     "register",
     "rows_of",
     "search",
+    "setting_help",
     "text_prior",
     "trials",
 ]
