@@ -26,6 +26,12 @@ settings.register_profile("new", print_blob=True, **patient)
 settings.load_profile("new" if os.environ.get("OGKD_HOSTILE") == "all" else "same")
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Whatever an earlier test has set: the last bits of products depend on it."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The developers' shared folder, or a skip that says how to have it."""
