@@ -336,3 +336,19 @@ def test_a_towers_backbone_is_needed():
     with pytest.raises(ConfigError):
         make_method("maple").shapes(Other())
     assert NAMES
+
+
+def test_evi_steers_objective_adds_the_weighted_divergence(bert_backbone):
+    method = make_method("evi-steer", settings={"lambda_kl": 0.5})
+    batch = Batch(
+        normalize(torch.ones(1, 2, 16), dim=-1), torch.tensor([[0, 1]]), None,
+        {"kl": torch.tensor([0.25])},
+    )  # fmt: skip
+    T_hat = normalize(torch.eye(16)[:3].unsqueeze(0) + 0.1, dim=-1)
+    terms = method.objective(text_of(bert_backbone))(T_hat, batch)
+    assert terms["total"].item() == pytest.approx(terms["ce"].item() + 0.5 * 0.25)
+    start = method.start(bert_backbone, torch.Generator().manual_seed(0))
+    for name, part in start.items():
+        bound = part.shape[-1] ** -0.5 if name in ("text_down", "image_down", "w") else 0.0
+        assert part.abs().max() <= bound
+        assert part.abs().max() >= 0.8 * bound

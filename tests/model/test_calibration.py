@@ -517,3 +517,17 @@ def test_answers_between_the_limits_are_unsure_and_where_they_overlap_by_half(
     assert answer.verdicts == (verdict,)
     assert answer.prediction == ("mass" if verdict == "yes" else "none")
     assert answer.unsure == (verdict == "unsure")
+
+
+def test_more_images_are_advised_only_where_they_can_help():
+    """A model that is as often right as one answer to all is not made better by calibrating it."""
+    logits = np.random.default_rng(3).normal(size=(300, 3)).astype(np.float32)
+    guessing = fitted(logits, np.random.default_rng(4).integers(3, size=300)).questions[0]
+    useful = calibrated(40, sharpness=2.0).questions[0]
+    advice = {}
+    for name, question in {"guessing": guessing, "useful": useful}.items():
+        with pytest.raises(ConfigError) as error:
+            question.threshold(0.01)
+        advice[name] = str(error.value)
+    assert "No number of images helps" in advice["guessing"]
+    assert "No number of images helps" not in advice["useful"]
