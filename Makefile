@@ -63,7 +63,7 @@ lowest:
 	$(LOWEST)/uv/bin/uv pip install --quiet --python $(LOWEST)/env --no-deps --editable .
 	$(LOWEST)/env/bin/python -m pytest -q -m "not slow" $(PYTEST_ARGS)
 
-# Known vulnerabilities of what requirements.lock installs; asks pypi.org.
+# Known vulnerabilities of what requirements.lock installs; asks the package index.
 audit:
 	test -x $(LOWEST)/audit/bin/pip-audit || { $(PYTHON) -m venv $(LOWEST)/audit && $(LOWEST)/audit/bin/python -m pip install --quiet pip-audit; }
 	$(LOWEST)/audit/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict

@@ -171,7 +171,7 @@ class Start:
             notes, self.notes = [_one_line(note) for note in self.notes], []
             used = len(division.dataset.cases)
             if not self.confirm(notes, f"Continue with the other {used} images?"):
-                raise Interrupted("Stopped. Fix the data and start again with another --out.")
+                raise Interrupted("Stopped. Fix the data and start again in another folder.")
         write_new(left, csv_text(left_out_rows(division, self.out)))
         write_new(self.out / "split.csv", table_text(division.dataset, self.out))
         parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}

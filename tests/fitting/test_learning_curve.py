@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -92,3 +94,14 @@ def test_curve_is_drawn(bert_backbone, pictures):
     axes = curve.plot(pyplot.figure().add_subplot())
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8"]
     pyplot.close("all")
+
+
+def test_copy_of_an_image_that_was_learned_from_judges_nothing(bert_backbone, pictures, tmp_path):
+    data = shutil.copytree(pictures / "train", tmp_path / "data")
+    for folder in data.iterdir():
+        shutil.copy(folder / "0.png", folder / "copy.png")
+    curve = learning_curve(data, backbone=bert_backbone, repeats=4)
+    assert curve.groups is not None
+    assert len(set(curve.groups)) == 18 < len(curve.groups)
+    for repeat in ~np.isnan(curve.right[0]):
+        assert not set(curve.groups[~repeat]) & set(curve.groups[repeat])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from ogkd.errors import ConfigError
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import write_calibration
 from ogkd.model.readme import README
+from ogkd.model.share import is_hub_id
 from stub_server import serve
 
 
@@ -102,3 +104,19 @@ def test_readme_of_a_calibrated_model_says_how_often_it_was_right(model, tmp_pat
         "Calibrated on 40 images. Right on 40 of 40 images that it had not learned from (100 %)"
         in text
     )
+
+
+def test_paths_of_this_machine_are_never_asked_for_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id("some-one/kidneys")
+    for name in (
+        Path("some-one/kidneys"),
+        "kidneys",
+        "./kidneys",
+        "~/kidneys",
+        "a/b/c",
+        "/kidneys",
+    ):
+        assert not is_hub_id(name)
+    (tmp_path / "some-one" / "kidneys").mkdir(parents=True)
+    assert not is_hub_id("some-one/kidneys")

@@ -48,7 +48,8 @@ class Batch:
     globals: Tensor  # [S, B, d]
     labels: Tensor  # [S, B]
     patches: Tensor | None  # [S, B, P, d]
-    # What a learner that tunes the towers says about the images; its globals are pixels at first.
+    # What a learner adds for its objective (`PromptLearner.see`). Where it tunes the towers,
+    # `globals` are pixels before that.
     extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     def runs(self) -> list[Batch]:

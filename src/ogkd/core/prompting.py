@@ -41,8 +41,8 @@ class PromptLearner:
     """C prompts with places for a context: `text_features(context)` gives T_hat.
 
     A prompt is "[context] class name.", or the context and the rest of a template around the name;
-    one context serves all classes. The learner itself has no
-    parameters: contexts go in, text features come out, for one run or for S runs side by side.
+    one context serves all classes. The learner itself has no parameters: contexts go in, text
+    features come out, for one run or for S runs side by side.
     """
 
     sees_pixels = False  # whether batches are pixels, not features
@@ -112,7 +112,7 @@ class PromptLearner:
         return self.embeddings.expand(len(contexts), -1, -1, -1).scatter(2, slots, values)
 
     def see(self, contexts: Tensor, batch: Any) -> Any:
-        """The batch as these contexts see it; only learners that tune the towers change it."""
+        """The batch as the objective gets it; learners with more than a context add to it."""
         return batch
 
     def _refuse_long_prompts(self, prompts: Sequence[Sequence[int]]) -> None:

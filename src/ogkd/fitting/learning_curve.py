@@ -134,8 +134,8 @@ def learning_curve(data: Any, *, repeats: int = 10, **options: Any) -> LearningC
 
     Args:
         data: labelled images, as for `fit`.
-        repeats: random draws of the images to learn from; patients that are learned from are not
-            judged on, if the data names them.
+        repeats: random draws of the images to learn from; copies of these, and other images of
+            the same patients, if the data names them, are not judged on.
         options: those of `fit`, such as method, backbone or shots.
 
     Example:
@@ -162,7 +162,8 @@ def learning_curve(data: Any, *, repeats: int = 10, **options: Any) -> LearningC
     sizes = [2**n for n in range(20) if 2**n <= (1 - _HELD_OUT) * smallest]
     if len(sizes) < 2:
         raise DataError("A learning curve needs at least three images of each class.")
-    patients = np.array([case.group or f"image {number}" for number, case in enumerate(cases)])
+    # Copies of an image count as one patient: none is judged by a model that learned from another.
+    patients = np.array([case.group or case.fingerprint for case in cases])
     right = np.full((len(sizes), repeats, len(cases)), np.nan)
     with progress_bar("Learning curve", len(sizes) * repeats) as bar:
         for column in range(repeats):

@@ -122,7 +122,7 @@ class CLIPLoRA(TowerMethod[CLIPLoRAConfig]):
 
     A [r, w] starts as torch's linear layers do, B [w, r] at zero. Named differences from the
     released code: 100 epochs (there 500 for each shot, hours on a GPU); no dropout of the layers'
-    inputs (0.25 there), as the updates are merged in training too; whole epochs of the rate.
+    inputs (0.25 there), as the updates are merged in training too; the rate is stepped per epoch.
     """
 
     name = "clip-lora"

@@ -30,7 +30,7 @@ def _header(card: ModelCard) -> Iterator[str]:
 def _body(card: ModelCard, calibration: Calibration | None) -> Iterator[str]:
     task = card.task
     yield f"\n# {_plain(', '.join(card.class_names[:4]))}{', ...' * (len(card.class_names) > 4)}\n"
-    yield f"Made with [ogkd](https://pypi.org/project/ogkd) {card.versions.get('ogkd', '')}.\n"
+    yield f"Made with ogkd {card.versions.get('ogkd', '')}.\n"
     yield "**Not a medical device.** For research, and for people who can judge each answer.\n"
     yield f"| {task.noun} | learned from |"
     yield "|---|---:|"

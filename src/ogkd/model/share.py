@@ -39,9 +39,14 @@ def push(model: Classifier, hub_id: str, *, private: bool, message: str) -> str:
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name that is no folder can be one on the hub, "org/name"."""
+    """Whether a name that is no folder can be one on the hub, "org/name".
+
+    A `Path` is never one: no path of this machine, however misspelt, is sent to the hub.
+    """
     parts = str(name).split("/")
-    return not Path(name).exists() and len(parts) == 2 and all(parts) and parts[0] not in ".~"
+    if isinstance(name, Path) or len(parts) != 2 or not all(parts) or parts[0] in ".~":
+        return False
+    return not Path(name).exists()
 
 
 def pull(hub_id: str) -> Path:
