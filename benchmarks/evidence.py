@@ -158,18 +158,23 @@ def _run_units(experiment: Experiment, folder: Path) -> Iterator[dict[str, Any]]
 
 def _run_grids(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """The runs of the experiment's grids, by the command that users have."""
-    from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.tidy import collect
-
     for grid in experiment.grids:
         command = [sys.executable, "-m", "ogkd", "bench", "run", str(HERE / f"grids/{grid}.toml")]
         command += ["--data", str(SHARED / "data"), "--backbone", str(BACKBONE)]
         subprocess.run([*command, "--out", str(folder / experiment.name)], check=True)
+    return finished(experiment, folder)
+
+
+def finished(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
+    """The finished runs of the experiment's grids."""
+    from ogkd.bench.runs import RunsFolder
+    from ogkd.bench.tidy import collect
+
     frame = collect(RunsFolder(folder / experiment.name))
     frame = frame.rename(columns={"plan": "grid"})
     frame = frame[frame["grid"].isin(experiment.grids)]
     frame["setting"] = [json.dumps(value, sort_keys=True) for value in frame["settings"]]
-    frame["seconds"] = frame["seconds_fit"].astype(float) / frame["together"].astype(float)
+    frame["seconds"] = frame["seconds_train"]
     rows: list[dict[str, Any]] = frame[_GRID_COLUMNS + _GRID_METRICS].to_dict("records")
     return rows
 

@@ -60,8 +60,8 @@ def measure(name: str, shots: int, seed: int) -> list[dict[str, Any]]:
         heads[kind] = fused(replace(support, unlabelled=near)) if enough else heads["fused"]
     bank = (*text.prompts[1:], text.prompts[0])
     heads["texts of another class"] = fused(support, replace(text, prompts=bank))
-    heads["a quarter of labels wrong"] = fused(_wrong(given, known, seed))
-    if shots >= 4:
+    if shots >= 4:  # with fewer a class may lose all its images
+        heads["a quarter of labels wrong"] = fused(_wrong(given, known, seed))
         heads["unequal classes"] = fused(given.support(_unequal(given, known, seed)))
     y = given.labels[judged].numpy()
     row = {"dataset": name, "shots": shots, "seed": seed}
