@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -118,13 +117,8 @@ def run(
     grid: GridOptions,
     out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: Annotated[
-        int | None,
-        Option(min=0, max=1024, help="Processes (default: 1; with --ray: all that fit)."),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        Option(help="Run on a Ray cluster: auto or HOST:PORT; local starts one here."),
-    ] = None,
+        int, Option(min=0, max=1024, help="Processes; more commands on one folder join in.")
+    ] = 1,
     tune: Annotated[
         int | None,
         Option(min=2, max=1000, help="Try N settings on validation images -> OUT/tuned.toml."),
@@ -169,7 +163,7 @@ def run(
             device=device, engine=engine,
         )  # fmt: skip
         with watched(folder, plan) as notify:
-            _work(job, notify, workers, ray)
+            _work(job, notify, workers)
     if dry_run:
         return
     _print_end(folder, plan, specs)
@@ -178,19 +172,15 @@ def run(
         say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
 
 
-def _work(job: Job, notify: Notify, workers: int | None, ray: str | None) -> None:
-    """Run a job here, in processes or on a cluster, until it is done or stopped."""
-    from ogkd.bench.worker import run_processes, run_ray, work
-    from ogkd.features.cluster import Cluster
+def _work(job: Job, notify: Notify, workers: int) -> None:
+    """Run a job here or in processes, until it is done or stopped."""
+    from ogkd.bench.worker import run_processes, work
 
     try:
-        if ray is not None:
-            cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
-            run_ray(job, Cluster(ray, workers, cores), notify)
-        elif workers == 0:
+        if workers == 0:
             work(job, notify)
         else:
-            run_processes(job, workers or 1, notify)
+            run_processes(job, workers, notify)
     except KeyboardInterrupt:
         say("Stopped. Run the same command again to resume.")
         sys.exit(130)

@@ -24,7 +24,6 @@ _EXTRAS = {  # what of each is imported
     "dicom": "pydicom",
     "serve": "uvicorn",
     "onnx": "onnxruntime",
-    "ray": "ray",
     "audit": "cleanlab",
     "prompts": "openai",
     "bench": "pandas",

@@ -27,7 +27,7 @@ class EncodedBatch:
     images: Sequence[ImageRef]  # all of the batch, in order
     features: ImageFeatures | None  # of the readable ones, in order; None if there are none
     errors: Mapping[int, str]  # position in the batch -> why it could not be read
-    crops: Sequence[NDArray[np.uint8]] | None = None  # what the tower saw; None if made elsewhere
+    crops: Sequence[NDArray[np.uint8]] | None = None  # what the tower saw
 
     @property
     def readable(self) -> list[ImageRef]:
