@@ -31,7 +31,7 @@ from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSp
 from ogkd.bench.sources import Source, find_sources
 from ogkd.data.names import fold_name
 from ogkd.data.phantoms import MOST_IMAGES
-from ogkd.data.splits import MAX_SEED, Sampling
+from ogkd.data.splits import MAX_SEED
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import read_toml, write_text
 from ogkd.methods import METHODS, Method, make_method, presets
@@ -80,7 +80,6 @@ class Grid(_Record):
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
     budgets: list[_Positive | None] = Field(default=[None], min_length=1)
-    sampling: Sampling = "released"
     upright: bool = True  # turn photographs as their camera's mark says (fidelity.md, 54)
     judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
     test_on: str | None = None  # test on this dataset, which has the same classes, or some of them
@@ -284,7 +283,6 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
                     flips=flips,
                     budget=budget,
                     bank=source.bank,
-                    sampling=grid.sampling,
                     judge=grid.judge,
                     test_on=None if grid.test_on == source.name else grid.test_on,
                     # A folder may be elsewhere on the next machine.

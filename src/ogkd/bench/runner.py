@@ -325,7 +325,7 @@ def _support(
     task = source.dataset.task
     base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
     drawn = draw(
-        source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+        source.dataset, method, shots=spec.shots, seed=spec.seed,
         classes=base, validation=spec.judge != "val",
     )  # fmt: skip
     if base is not None:

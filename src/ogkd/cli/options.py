@@ -46,7 +46,6 @@ ColumnsOption = Annotated[
 ]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 CasesOption = Annotated[str | None, Option(help=HELP["cases"])]
-SlicesOption = Annotated[str | None, Option(help=HELP["slices"])]
 
 # Models
 ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --out`.")]
