@@ -133,7 +133,6 @@ MISTAKES = {
     "prompts check file": "not valid JSON",
     "prompts fetch other": "other",
     f"{NEW} file": "not overwritten",
-    f"{NEW} b.json --model tiny": "OGKD_LLM_URL",
     # Start
     "start {data}": "Add --yes",
     "start table.csv -y -o file": "is a file",
@@ -191,7 +190,6 @@ def test_a_mistake_ends_in_one_message(
 ):
     monkeypatch.chdir(mistakes)
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.delenv("OGKD_LLM_URL", raising=False)
 
     def files():
         return {path: path.stat().st_mtime_ns for path in mistakes.rglob("*") if path.is_file()}

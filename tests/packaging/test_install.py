@@ -22,7 +22,7 @@ def pins(file):
 
 
 def needed():
-    for extra in ("dicom", "serve", "onnx", "audit", "prompts", "bench", "excel"):
+    for extra in ("dicom", "serve", "onnx", "audit", "bench", "excel"):
         yield from PROJECT["optional-dependencies"][extra]
     yield from PROJECT["dependencies"]
 

@@ -25,7 +25,6 @@ _EXTRAS = {  # what of each is imported
     "serve": "uvicorn",
     "onnx": "onnxruntime",
     "audit": "cleanlab",
-    "prompts": "openai",
     "bench": "pandas",
     "excel": "openpyxl",
 }
