@@ -52,7 +52,7 @@ def words_of(pictures, out):
         "calibrate": [model, pictures, "--split", "val"],
         "evaluate": [model, pictures, "--resamples", 10],
         "predict": [model, test, "--out", out / "rows.csv", "--explain", out / "maps"],
-        "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
+        "embed": [test, own, "--out", out / "features.safetensors"],
         "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],
         "app": [model],

@@ -126,7 +126,6 @@ def embed(
     *,
     out: opt.OutFile,
     backbone: opt.BackboneOption = "builtin",
-    patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
     on_error: opt.OnErrorOption = "stop",
     slice: opt.SliceOption = None,
     device: opt.DeviceOption = "auto",
@@ -134,20 +133,18 @@ def embed(
 ) -> None:
     """Write the image features of a frozen backbone to a safetensors file.
 
-    Tensors are float32 and L2-normalised: `globals` [N,d] and, with
-    --patches, `patches` [N,P,d]. The metadata key `files` is a JSON list of
-    the files, sorted, in row order.
+    The tensor `globals` [N,d] is float32 and L2-normalised. The metadata key
+    `files` is a JSON list of the files, sorted, in row order.
     """
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
-    from ogkd.features import encode_files
-    from ogkd.features.embed import embed_images
+    from ogkd.features.encode import write_features
     from ogkd.features.unreadable import unreadable_error
 
     refs = sorted(opt.find_refs(images, slice), key=lambda image: image.as_posix())
-    batches = encode_files(model, refs, patches=patches)
     began = time.perf_counter()
-    count, bad = embed_images(model, refs, batches, out, on_error=on_error)
+    bad = write_features(model, refs, out, on_error=on_error)
     seconds = time.perf_counter() - began
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
+    count = len(refs) - len(bad)
     typer.echo(f"{count} images in {seconds:.1f} s ({count / seconds:.1f} images/s) -> {out}")
