@@ -7,7 +7,6 @@ import shlex
 import shutil
 
 import pytest
-import torch
 
 from tiny_data import write_dataset
 
@@ -16,7 +15,6 @@ ZERO = "predict {data} --zero-shot"
 FIT = "fit {data} -b {clip} -m ogkd -o m"
 EMBED = "embed -b {clip} -o f"
 EVALUATE = "evaluate {fitted} {data} --resamples 0"
-IMPORT = "import-checkpoint context.pt -b {clip} -o m"
 PHANTOMS = "phantoms us-breast"
 SPLIT = "data split table.csv --out s.csv"
 NEW = "prompts new -c 'a, b' -o"
@@ -27,7 +25,7 @@ MISTAKES = {
     # Words that are no command
     **dict.fromkeys(("fitt", "fit", "fit x --shot 1", "backbones x"), ""),
     "fit x -o y --encoder-engine int8": "--engine",
-    "embed x -o y --cpus-per-run 2": "--cpus-per-worker",
+    "embed x -o y --on-eror skip": "--on-error",
     **{f"{line} ''": "An argument is empty" for line in ("predict m", "evaluate m", "fit")},
     # Guarantees are checked by one function, before anything is served or written
     **{
@@ -110,12 +108,6 @@ MISTAKES = {
     # Features
     EMBED: "Missing argument",
     f"{EMBED} folder --device warp": "warp",
-    f"{EMBED} {{data}} --workers 2": "--workers",
-    # Checkpoints
-    IMPORT: "--classes",
-    f"{IMPORT} --classes retinas": "Did you mean 'retina'",
-    f"import-checkpoint gone -b {{clip}} -o m --classes {NAMES}": "no file",
-    f"import-checkpoint context.pt -b {{clip}} -o file --classes {NAMES}": "--out",
     # What comes with ogkd
     **{f"backbones {command} biomedclap": "biomedcl" for command in ("info", "fetch")},
     "backbones fetch {clip}": "nothing to fetch",
@@ -170,8 +162,6 @@ def mistakes(data, fitted, tmp_path_factory):
     shutil.copy(next((data / "test").rglob("*.png")), folder / "image.png")
     rows = ["path,label,exam,split", "a.png,cyst,1,train", "b.png,stone,1,train"]
     (folder / "table.csv").write_text("\n".join(rows))
-    state = {"state_dict": {"prompt_learner.ctx": torch.ones(4, 16)}}
-    torch.save(state, folder / "context.pt")
     shutil.copytree(fitted, folder / "started" / "model")
     for name, change in {
         "newer": {"schema_version": 99},

@@ -34,7 +34,7 @@ app = CommandGroup(
 for _function in (
     *(fit.start, fit.fit, predict.predict, evaluate.evaluate, evaluate.calibrate),
     *(deploy.studio, deploy.app, deploy.export, backbones.embed, demo.demo, demo.phantoms),
-    *(fit.import_checkpoint, fit.methods, doctor.doctor),
+    *(fit.methods, doctor.doctor),
 ):
     app.command()(_function)
 for _group in (prompts, backbones, data, bench):
