@@ -133,7 +133,10 @@ class Classifier:
 
         `case` [N] numbers the cases of the images from 0; without it each image is one.
         """
-        logits = torch.from_numpy(self.logits(features))
+        return self.pooled(torch.from_numpy(self.logits(features)), case)
+
+    def pooled(self, logits: Tensor, case: Tensor | None = None) -> NDArray[np.float32]:
+        """The same of the logits [N, C] of images."""
         numbers = torch.arange(len(logits)) if case is None else case
         pooled = case_logits(self.task, self.poolings, logits, numbers)
         return self.task.probabilities(pooled.numpy(), self.calibration)
