@@ -65,9 +65,6 @@ class GridOptions:
     test_on: Annotated[
         str | None, Option(help="Test on this dataset instead; its classes must be known by name.")
     ] = None
-    tuned: Annotated[
-        str | None, Option(help="Use the settings that --tune wrote to this file.")
-    ] = None
 
     def read(self) -> list[Grid]:
         """The grids of the name, with the fields that options replace."""
@@ -83,7 +80,6 @@ class GridOptions:
             "seeds": _numbers("seeds", self.seeds),
             "over": opt.read_settings(self.settings or ()) or None,
             "test_on": self.test_on,
-            "tuned": self.tuned,
         }
         return [read_grid(name, changes, row_set=self.rows) for name in grid_names(self.grid)]
 
@@ -119,10 +115,6 @@ def run(
     workers: Annotated[
         int, Option(min=0, max=1024, help="Processes; more commands on one folder join in.")
     ] = 1,
-    tune: Annotated[
-        int | None,
-        Option(min=2, max=1000, help="Try N settings on validation images -> OUT/tuned.toml."),
-    ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="List the runs that are missing and count them.")
     ] = False,
@@ -130,16 +122,12 @@ def run(
     engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
-    from ogkd.bench.grid import expand, tuning_grid, write_best
+    from ogkd.bench.grid import expand
     from ogkd.bench.runner import encoding_again, prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import Job, watched
 
     folder, grids = RunsFolder(out), grid.read()
-    if tune is not None:
-        if len(grids) > 1:
-            raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
-        grids = [tuning_grid(*grids, trials=tune)]
     specs: dict[str, RunSpec] = {}
     for each, (plan, sources) in ((each, expand(each)) for each in grids):
         missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
@@ -167,9 +155,6 @@ def run(
     if dry_run:
         return
     _print_end(folder, plan, specs)
-    if tune is not None:
-        path = write_best(folder, plan)
-        say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
 
 
 def _work(job: Job, notify: Notify, workers: int) -> None:
