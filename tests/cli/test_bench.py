@@ -121,16 +121,6 @@ def test_exit_code_is_1_if_a_run_failed(grid, tmp_path):
     assert "4 of 8 runs are finished" in answer.output
 
 
-def test_rows_that_encode_all_test_images_again_say_so_before_they_start(tmp_path):
-    few = ["--datasets", "cxr", "--shots", "1", "--seeds", "1,2"]
-    towers = dry_run("phantoms/few-shot", *few, "--rows", "towers").output
-    assert "for each run: 10 runs, 1,000 images." in towers
-    assert "for each run" not in dry_run("phantoms/few-shot", *few, "--rows", "rivals").output
-    nowhere = dry_run("paper/few-shot", "--rows", "towers")  # the data is not there
-    assert nowhere.exit_code == 0
-    assert "for each run" not in nowhere.output
-
-
 def test_a_grid_is_tested_on_another_dataset(grid):
     words = ["--methods", "gda", "--test-on", "cxr"]
     with pytest.raises(ConfigError):

@@ -39,7 +39,6 @@ MISTAKES = {
         for value in ("0.1", "nan")
     },
     f"{PREDICT} --confidence 1.5": "--confidence",
-    f"{PREDICT} --sensitivity 0.9": "--sensitivity",
     "calibrate {fitted} {data} --split test --sensitivity 0.9": "--sensitivity",
     f"{PREDICT} --prior 'benign tumor=many'": "--prior",
     f"{PREDICT} --prior 'benign tumor=1,benign tumor=0'": "--prior",

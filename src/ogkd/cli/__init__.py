@@ -59,7 +59,7 @@ def _root(
         Option(
             "--plugin",
             metavar="FILE_OR_MODULE",
-            help="Load code that adds methods, backbones or datasets. Accepted by every command, "
+            help="Load code that adds methods or backbones. Accepted by every command, "
             "any number of times. It runs with your rights: name only code that you trust.",
         ),
     ] = None,

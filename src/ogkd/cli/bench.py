@@ -123,7 +123,7 @@ def run(
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
     from ogkd.bench.grid import expand
-    from ogkd.bench.runner import encoding_again, prepare
+    from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import Job, watched
 
@@ -142,8 +142,6 @@ def run(
         done = len(plan.specs) - len(missing)
         line = f"{plan.title}: {len(plan.specs)} runs, {done} of them done already."
         (typer.echo if dry_run else say)(line)
-        if cost := encoding_again(missing, sources):
-            say(cost)
         if dry_run or not missing:
             continue
         job = Job(

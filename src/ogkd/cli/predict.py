@@ -63,15 +63,12 @@ def predict(
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
     max_risk: opt.MaxRiskOption = None,
-    confidence: Annotated[
-        float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
-    ] = 0.9,
+    confidence: Annotated[float, Option(help="Confidence with which --max-risk holds.")] = 0.9,
     coverage: opt.CoverageOption = None,
     prior: Annotated[
         str | None,
         Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
     ] = None,
-    sensitivity: opt.SensitivityOption = None,
     cases: Annotated[
         str | None,
         Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
@@ -116,7 +113,7 @@ def predict(
     from ogkd.progress import progress_bar
 
     _check_output(out, format, only_new)
-    policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
+    policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior))
     if zero_shot is not None:
         paths = [model, *(images or [])]
         # Else it warns now, and at the end again.
