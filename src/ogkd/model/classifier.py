@@ -35,8 +35,7 @@ from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.policy import Policy
-from ogkd.model.readme import README, readme
-from ogkd.model.share import push
+from ogkd.model.share import README, push, readme
 from ogkd.model.table import row_writer
 from ogkd.records import sealed
 
