@@ -141,11 +141,11 @@ def _table(frame: pd.DataFrame, labels: tuple[str, ...], base: str | None) -> st
             if (label, shots) not in means.index.droplevel("dataset"):
                 cells.append("")
                 continue
-            part = means.loc[label, shots]
+            part = means.xs((label, shots))
             cell = f"{percent(part['accuracy'].mean())} / {percent(part['aurc'].mean())}"
             cell += f" / {part['nll'].mean():.2f}"
             if base not in (None, label):
-                gain = 100 * (part["accuracy"] - means.loc[base, shots]["accuracy"])
+                gain = 100 * (part["accuracy"] - means.xs((base, shots))["accuracy"])
                 cell += f" ({gain.min():+.1f})"
             cells.append(cell)
         rows[words.get(label, label)] = cells
