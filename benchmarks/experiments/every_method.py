@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -106,16 +108,19 @@ def _by_time(frame: pd.DataFrame) -> Figure:
     axes = figure.subplots()
     part = frame[frame["shots"] == 16]
     means = part.groupby("label").agg({"seconds": "mean", "accuracy": "mean"})
-    for label, (seconds, accuracy) in means.iterrows():
-        marker = "*" if label == BEST else "o"
-        axes.plot(max(seconds, 1e-3), 100 * accuracy, marker, color="C3" if label == BEST else "C0")
+    placed: list[tuple[float, float]] = []  # of the words: log10 of seconds, accuracy
+    for label, (seconds, accuracy) in means.sort_values("accuracy", ascending=False).iterrows():
+        x, y = max(seconds, 1e-3), 100 * accuracy
+        marker, colour = ("*", "C3") if label == BEST else ("o", "C0")
+        axes.plot(x, y, marker, color=colour)
+        height = y
+        while any(abs(math.log10(x) - u) < 1 and abs(height - v) < 1.1 for u, v in placed):
+            height -= 0.2
+        placed.append((math.log10(x), height))
         axes.annotate(
-            str(label),
-            (max(seconds, 1e-3), 100 * accuracy),
-            textcoords="offset points",
-            xytext=(5, 3),
-            fontsize=7,
+            str(label), (x, height), textcoords="offset points", xytext=(6, 0), fontsize=7
         )
+    axes.margins(x=0.2)
     axes.set_xscale("log")
     axes.set_xlabel("seconds of one fit, 16 labels per class, features cached")
     axes.set_ylabel("accuracy (%)")

@@ -53,9 +53,12 @@ def _table(frame: pd.DataFrame, metric: str, base: str) -> str:
 
 def figures(frame: pd.DataFrame) -> dict[str, Figure]:
     """A forest plot: OGKD minus BiomedCoOp for each condition."""
+    losses, noise = (frame[frame["grid"] == grid] for grid in ("losses", "noise"))
+    novel = frame[frame["grid"] == "novel"]
     parts = [
-        _condition(frame[frame["grid"] == "losses"], "shots", "clean labels, K"),
-        _condition(frame[frame["grid"] == "noise"], "flips", "wrong labels of 16"),
+        losses.assign(column=[f"{int(K)} per class" for K in losses["shots"]]),
+        noise.assign(column=[f"{int(flips)} of 16 wrong" for flips in noise["flips"]]),
+        novel.assign(column=[f"16, {part} classes" for part in novel["part"]]),
     ]
     entries = []
     for part in parts:
