@@ -1,10 +1,10 @@
 """What one fit costs at 4 classes x 16 shots: the second table of docs/evidence/methods.md.
 
-Each method is fitted on RETINA with the proxy backbone, in a process of its own with one thread;
-features are in the cache before, where a method can use it. A method that tunes the towers is
-measured for one and for three epochs, and the rest is estimated. Beside the processor seconds
-stands how many times the image tower could have encoded the 64 images in them, as measured in the
-same process. One JSON file for each method in --out; what is there is not measured again.
+Each method is fitted on RETINA with the proxy backbone and one thread; features are in the cache
+before, where a method can use it. A method that tunes the towers is measured for one and for three
+epochs, and the rest is estimated. Beside the processor seconds stands how many times the image
+tower could have encoded the 64 images in them; its pass is measured just before. One JSON file for
+each method in --out; what is there is not measured again.
 
     OGKD_SHARED=../shared python benchmarks/costs.py --out runs/costs
     python benchmarks/costs.py --out runs/costs --table
@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -61,7 +59,6 @@ def seconds_of_a_fit(name: str, epochs: int | None = None) -> float:
 
 def measure(name: str) -> dict[str, Any]:
     """Processor seconds of one fit of a method, and of one pass of the image tower."""
-    torch.set_num_threads(1)
     method = METHODS[name]
     row: dict[str, Any] = {"method": name, "pass": seconds_of_a_pass()}
     if not method.needs_pixels:
@@ -90,18 +87,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--methods", nargs="+", default=sorted(METHODS))
-    parser.add_argument("--one", help="measure this method in this process")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    if options.one:
-        write_json(options.out / f"{options.one}.json", measure(options.one))
-        return
     options.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
     for name in options.methods if not options.table else ():
-        if not (options.out / f"{name}.json").is_file():
-            words = [sys.executable, __file__, "--out", str(options.out), "--one", name]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            subprocess.run(words, check=True, env=environment)
+        file = options.out / f"{name}.json"
+        if not file.is_file():
+            write_json(file, measure(name))
     print(table([json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]))
 
 

@@ -14,8 +14,8 @@ from ogkd.backbones.changes import Change
 from ogkd.errors import ConfigError
 from ogkd.files import folder_atomically, holds_files, resolved
 
-_BESIDE = (".json", ".txt", ".model", ".md")  # configurations, tokenizers, licences
-_RECORD = "source.json"  # of a fetched backbone: it describes files that change
+# Weights, and the record of a fetched backbone, which describes them.
+_NOT_COPIED = shutil.ignore_patterns("*.safetensors", "*.bin", "*.pt", "*.pth", "source.json", ".*")
 
 
 def write_backbone(backbone: Backbone, folder: str | Path) -> Path:
@@ -41,11 +41,7 @@ def write_backbone(backbone: Backbone, folder: str | Path) -> Path:
         raise ConfigError(f"{folder} is not empty. Choose another folder.", argument="out")
     base = backbone.stored.file.parent
     with folder_atomically(target) as aside:
-        for path in base.rglob("*"):
-            if path.is_file() and path.suffix in _BESIDE and path.name != _RECORD:
-                copy = aside / path.relative_to(base)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
+        shutil.copytree(base, aside, ignore=_NOT_COPIED, dirs_exist_ok=True)
         for path in weight_files(base):
             _merge(backbone.model, change, backbone.stored, path, aside)
     return target
