@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import ogkd as library
 from ogkd.backbones import hub
 from ogkd.backbones.catalog import catalog
 from ogkd.data import fetch
@@ -91,15 +89,6 @@ def test_backbones_are_listed_shown_verified_and_fetched(ogkd, tmp_path, monkeyp
     assert ogkd("backbones", "info", tmp_path, "--verify").code == 0
     monkeypatch.setattr(hub, "fetch", lambda record: tmp_path / record.name)
     assert str(tmp_path / "plip") in ogkd("backbones", "fetch", "plip").out
-
-
-def test_tuned_towers_are_written_as_a_backbone(ogkd, refused, tmp_path, monkeypatch):
-    model = SimpleNamespace(export_backbone=lambda folder: folder)
-    monkeypatch.setattr(library, "load", lambda folder, backbone: model)
-    outcome = ogkd("backbones", "export", "model", "--out", tmp_path / "tower")
-    assert outcome.out == f"Wrote {tmp_path / 'tower'}.\n"
-    monkeypatch.undo()
-    assert "not a model folder" in refused("backbones", "export", tmp_path, "--out", tmp_path)
 
 
 def test_a_method_explains_its_settings_and_presets(ogkd, refused):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from toys import make_support, make_text, text_of, unit
+from toys import make_support, text_of, unit
 
 import ogkd
 from ogkd.backbones import load_backbone
@@ -19,18 +20,15 @@ from ogkd.methods import Support, make_method
 from ogkd.methods.base import Teacher
 from ogkd.model.load import load
 
+OTHER = SimpleNamespace(logit_scale=9.0)  # a teacher whose features are wider
+T = unit(3, 20, seed=40)  # its class texts
 
-class OtherText:
-    """A made-up teacher's texts: wider features, and a scale of its own."""
 
-    digest = "other"
-
-    def __init__(self, classes=3, width=20):
-        self.bank = [unit(3, width, seed=40 + c) for c in range(classes)]
-        self.logit_scale = 9.0
-
-    def encode_texts(self, texts, **_):
-        return torch.cat([self.bank[int(text[0])] for text in texts[::3]])
+@pytest.fixture
+def known_texts(monkeypatch):
+    """Stage one is over: the teacher's texts are T."""
+    method = SimpleNamespace(fit=lambda *_, **__: SimpleNamespace(class_texts=T))
+    monkeypatch.setattr("ogkd.methods.promptkd.make_method", lambda *_, **__: method)
 
 
 def plain_promptkd(v, u, T, scale, *, weight, epochs, size, rate, seed):
@@ -81,19 +79,16 @@ def plain_promptkd(v, u, T, scale, *, weight, epochs, size, rate, seed):
 def taught(counts=(3, 2, 2), unlabelled=4, views=1):
     """A support whose images a made-up teacher has seen, too."""
     support, N = make_support(counts, views=views), sum(counts)
-    teacher = Teacher(OtherText(), unit(N, 20, seed=3), unit(unlabelled, 20, seed=4))
+    teacher = Teacher(OTHER, unit(N, 20, seed=3), unit(unlabelled, 20, seed=4))
     pool = 3 * unit(unlabelled, 12, seed=5)  # of any length, as rows with deeper features
     return Support(support.views, support.labels, unlabelled=pool, teacher=teacher)
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_the_network_imitates_the_teacher_as_in_the_paper(views):
-    support, text = taught(views=views), text_of(None)
-    settings = {"texts": "bank", "lambda_kd": 30.0, "epochs": 3, "batch_size": 3, "lr": 0.02}
-    bank = {"prompts": tuple((f"{c} a", f"{c} b", f"{c} c") for c in range(3))}
-    text = type(text)(None, text.class_names, **bank)
-    head = make_method("promptkd", settings=settings).fit(support, text, seed=2)
-    T = torch.stack([rows.mean(0) / rows.mean(0).norm() for rows in OtherText().bank])
+def test_the_network_imitates_the_teacher_as_in_the_paper(views, known_texts):
+    support = taught(views=views)
+    settings = {"lambda_kd": 30.0, "epochs": 3, "batch_size": 3, "lr": 0.02}
+    head = make_method("promptkd", settings=settings).fit(support, text_of(None), seed=2)
     v = torch.cat([support.rows()[0], unit(4, 12, seed=5)])
     u = torch.cat([unit(7, 20, seed=3).repeat_interleave(views, 0), unit(4, 20, seed=4)])
     expected = plain_promptkd(v, u, T, 9.0, weight=30.0, epochs=3, size=3, rate=0.02, seed=2)
@@ -116,18 +111,13 @@ def test_the_teachers_texts_are_tuned_on_the_labelled_images(bert_backbone):
     assert head.scale == pytest.approx(bert_backbone.logit_scale)
 
 
-def test_a_student_learns_the_teachers_answers():
+def test_a_student_learns_the_teachers_answers(known_texts):
     """On images of which the teacher is sure, the student answers as it does."""
-    support, text = make_support((8, 8, 8), spread=0.4), make_text(3)
-    T = torch.stack([rows.mean(0) for rows in OtherText().bank])
-    u = T[support.labels.roll(8)]  # the teacher takes every class for the next one
-    support = Support(support.views, support.labels, teacher=Teacher(OtherText(), u))
-    settings = {"texts": "bank", "epochs": 60}
-    bank = tuple((f"{c} a", f"{c} b", f"{c} c") for c in range(3))
-    head = make_method("promptkd", settings=settings).fit(
-        support, type(text_of(None))(None, text.class_names, bank), seed=1
-    )
-    assert torch.equal(head.logits(support.rows()[0]).argmax(1), support.labels.roll(8))
+    support = make_support((8, 8, 8), spread=0.4)
+    answers = support.labels.roll(8)  # the teacher takes every class for another one
+    support = Support(support.views, support.labels, teacher=Teacher(OTHER, T[answers]))
+    head = make_method("promptkd", settings={"epochs": 60}).fit(support, text_of(None), seed=1)
+    assert torch.equal(head.logits(support.rows()[0]).argmax(1), answers)
 
 
 def test_some_images_of_a_support_are_some_of_the_teachers():

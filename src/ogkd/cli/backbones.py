@@ -19,7 +19,7 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from ogkd.backbones.catalog import Record
 
-app = CommandGroup("Frozen vision-language models: list, info, fetch, export.")
+app = CommandGroup("Frozen vision-language models: list, info, fetch.")
 
 _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
@@ -83,20 +83,6 @@ def fetch(name: _Name) -> None:
     if isinstance(record, Path):
         raise ConfigError(f"{record} is a folder on this machine: there is nothing to fetch.")
     typer.echo(f"{record.name} -> {fetch_backbone(record)}")
-
-
-@app.command("export")
-def export(
-    model: opt.ModelArgument,
-    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
-    backbone: opt.MovedBackbone = None,
-) -> None:
-    """Write the tuned towers of a model as a backbone, which any method can be fitted on.
-
-    It works for methods that change weights alone. The folder has the format of the model's
-    backbone and can be given as --backbone.
-    """
-    typer.echo(f"Wrote {ogkd.load(model, backbone=backbone).export_backbone(out)}.")
 
 
 def _status(record: Record) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from pydantic import Field
@@ -17,21 +16,12 @@ from torch.optim import SGD
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.core.geometry import prototypes
 from ogkd.core.optimisers import TrainConfig, learning_rate
 from ogkd.errors import BackboneError
 from ogkd.features.views import FixedViews
-from ogkd.methods import (
-    Head,
-    Method,
-    MethodConfig,
-    Support,
-    TextSide,
-    make_method,
-    register,
-    rows_of,
-)
+from ogkd.methods import Head, Method, MethodConfig, Support, TextSide, make_method, register
 from ogkd.methods.base import Folder, Teacher
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.heads import take
 
 _STAGE_ONE = "promptsrc-text"
@@ -41,7 +31,6 @@ class PromptKDConfig(MethodConfig):
     """The released settings."""
 
     teacher: str = ""  # a backbone: its name, folder or hub id; empty: the one that learns
-    texts: Literal["learned", "bank"] = "learned"  # the teacher's: a tuned prompt, or the bank
     lambda_kd: float = Field(default=1000.0, ge=0)  # weight of the divergence
     epochs: int = Field(default=20, ge=1)  # passes over the images
     batch_size: int = Field(default=8, ge=2)  # images in each step
@@ -80,8 +69,8 @@ class PromptKD(Method[PromptKDConfig]):
 
     Both answer by scale * cos(., T) with the teacher's class texts T [C, e]: the teacher on its
     features of an image, the student on MLP(v), a linear layer d -> e, BatchNorm, ReLU and a linear
-    layer e -> e. T is tuned on the labelled images first, without `bank`; the labels enter there
-    alone. SGD with momentum 0.9, one epoch of warm-up, then a cosine.
+    layer e -> e. T is tuned on the labelled images first; labels enter there alone. SGD with
+    momentum 0.9, one epoch of warm-up, then a cosine.
     Named differences from the paper: the MLP alone is trained (there also four tokens in nine
     blocks of the image tower), on features that are computed once; stage one is PromptSRC in its
     text-only form, with its `auto` settings; the scale is the teacher's; classes are those of the
@@ -116,10 +105,8 @@ class PromptKD(Method[PromptKDConfig]):
         return self._distilled(v, log_q, T, scale, seed)
 
     def _class_texts(self, teacher: Teacher, labels: Tensor, text: TextSide, seed: int) -> Tensor:
-        """The teacher's texts T [C, e]: a prompt tuned on the labelled images, or the bank."""
+        """The teacher's texts T [C, e], of a prompt tuned on the labelled images."""
         text = replace(text, backbone=teacher.backbone)
-        if self.config.texts == "bank":
-            return prototypes(text.bank).float().cpu()
         images = Support(FixedViews(ImageFeatures(teacher.rows.unsqueeze(1))), labels)
         T = make_method(_STAGE_ONE, preset="auto").fit(images, text, seed=seed).class_texts
         assert T is not None
