@@ -257,7 +257,7 @@ def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, dat
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
     model, loud = tmp_path / "m", "WARNING: The built-in model"
-    outcome = ogkd("fit", data, "-b", "builtin", "-m", "ss-text+", "-o", model)
+    outcome = ogkd("fit", data, "-b", "builtin", "-m", "clap", "-o", model)
     assert loud in outcome.err
     outcome = ogkd("predict", model, data / "test")
     assert loud in outcome.err

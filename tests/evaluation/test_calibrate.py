@@ -27,7 +27,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(bert_backbone, data, module_cache):
-    return fit(data, bert_backbone, method="ss-text+", shots=2)
+    return fit(data, bert_backbone, method="clap", shots=2)
 
 
 def validation(data, count=None, patients=lambda row: None):
@@ -118,7 +118,7 @@ def test_a_calibrated_model_is_kept_and_read_with_its_calibration(model, data, t
 
 
 def test_a_model_fitted_again_over_the_folder_loses_the_calibration(model, data, tmp_path):
-    options = {"method": "ss-text+", "shots": 2, "out": tmp_path / "m", "restart": True}
+    options = {"method": "clap", "shots": 2, "out": tmp_path / "m", "restart": True}
     first = fit(data, model.backbone, **options)
     calibrate(first, data).write(tmp_path / "m" / "calibration.json")
     assert load(tmp_path / "m", backbone=model.backbone).calibration is not None

@@ -29,7 +29,7 @@ from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import ModelCard, PoolingCard
+from ogkd.model.card import BackboneCard, ModelCard, PoolingCard
 from ogkd.model.classifier import (
     CARD,
     LOG,
@@ -116,6 +116,7 @@ _WORDS = {
     "config": "settings",
     "asks": "classes",
     "backbone": "backbone",
+    "teacher": "teacher",
     "prompts_sha256": "prompts",
     "data_sha256": "images",
     "support_images": "images",
@@ -130,7 +131,8 @@ def _differences(old: ModelCard, new: ModelCard) -> list[str]:
     """In which words two fits differ; a backbone is its digest, wherever it is."""
     first, second = (card.model_dump(mode="json") for card in (old, new))
     for card in (first, second):
-        card["backbone"].pop("name")
+        for backbone in filter(None, (card["backbone"], card["teacher"])):
+            backbone.pop("name")
     words = (word for field, word in _WORDS.items() if first[field] != second[field])
     return list(dict.fromkeys(words))
 
@@ -192,7 +194,7 @@ def _card(prepared: Prepared) -> ModelCard:
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
-    return ModelCard.of(
+    card = ModelCard.of(
         method,
         task,
         without_change(prepared.backbone),
@@ -210,6 +212,12 @@ def _card(prepared: Prepared) -> ModelCard:
         images=len(images_of(drawn.support)),
         learned_cases=len(drawn.support),
     )
+    teacher = prepared.support and prepared.support.support.teacher
+    if not teacher:
+        return card
+    known = BackboneCard.of(teacher.backbone)  # by name, as no path belongs in a card
+    config = {**card.config, "teacher": known.name}
+    return card.model_copy(update={"teacher": known, "config": config})
 
 
 def _digest(value: Any) -> str:

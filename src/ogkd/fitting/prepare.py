@@ -31,6 +31,7 @@ from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pool import Pool, pool_for, read_pool
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
+from ogkd.methods.base import Teacher
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
     OURS,
@@ -145,7 +146,7 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
             pool = read_pool(request, store, deep=deep, judged=judged)
             classes, width = len(task.names), store.backbone.embed_dim
             pool = pool_for(request, pool, drawn.support, kept, classes, width)
-            support = support if pool is None else replace(support, unlabelled=pool.rows)
+            support = support if pool is None else _with_pool(support, pool)
         rows = torch.empty(len(support.labels), 0)
         if is_pooled(torch.from_numpy(case_numbers(drawn.support))):
             rows = whole_rows(store, drawn.support, deep=deep)
@@ -159,6 +160,15 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         files = " = ".join(str(case.image) for case in same)
         request.note(f"Note: the same image has several labels: {files}. Correct them.")
     return replace(prepared, drawn=drawn, support=given, kept=kept, pool=pool)
+
+
+def _with_pool(support: Support, pool: Pool) -> Support:
+    """The support with unlabelled images, seen by the teacher too if there is one."""
+    teacher = support.teacher
+    if teacher is not None:
+        unlabelled = FeatureStore(teacher.backbone).get(pool.images).globals[:, 0].float()
+        teacher = replace(teacher, unlabelled=unlabelled)
+    return replace(support, unlabelled=pool.rows, teacher=teacher)
 
 
 def _require(method: Method, feature: str, why: str) -> None:
@@ -261,6 +271,10 @@ def make_support(
         store, images, count=method.kept_views, seed=seed, patches=patches, deep=deep,
         adapter=method.as_benchmarked,
     )  # fmt: skip
+    teacher = method.teacher(store.backbone)
+    if teacher is not None:
+        rows = whole_rows(FeatureStore(teacher), drawn.support, deep=False)
+        return Support(views, labels, chosen, teacher=Teacher(teacher, rows))
     return Support(views, labels, chosen)
 
 
