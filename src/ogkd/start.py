@@ -34,6 +34,7 @@ from ogkd.images import decode_once
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.classifier import Classifier, write_calibration
 from ogkd.model.load import load
+from ogkd.notes import notes_to
 from ogkd.report import report, write_data_check
 
 # The options whose first result is the check; all others are used by the model.
@@ -85,7 +86,7 @@ class Start:
             with decode_once():
                 for number, (name, step, files) in enumerate(steps, 1):
                     done = files and all((self.out / file).exists() for file in files)
-                    result = "already done" if done else step()
+                    result = "already done" if done else self._noted(step)
                     yield f"{f'[{number}/{len(steps)}] {name}':18} {_one_line(result)}"
                     yield from (f"{'':18} {_one_line(note)}" for note in self.notes)
                     self.notes.clear()
@@ -93,6 +94,10 @@ class Start:
             raise Interrupted("Stopped. Run the same command again to resume.") from error
         shutil.rmtree(progress_of(self.out / "model"), ignore_errors=True)  # left by a kill
         yield from self._summary()
+
+    def _noted(self, step: Callable[[], str]) -> str:
+        with notes_to(self.notes.append):
+            return step()
 
     @cached_property
     def grouping(self) -> Grouping:
@@ -193,7 +198,6 @@ class Start:
             self.out / "split.csv",
             **self.options | {"columns": None},  # the split has names of its own
             out=folder,
-            say=self.notes.append,
         )
         try:
             card = fit_request(request).card
@@ -207,7 +211,7 @@ class Start:
     def _calibrate(self) -> str:
         try:
             model = load(self.out / "model", calibrated=False)
-            calibration = calibrate(model, self.divided, split="val", say=self.notes.append)
+            calibration = calibrate(model, self.divided, split="val")
         except DataError as error:
             return f"skipped: {error}"
         write_calibration(self.out / "model", model.card, calibration)

@@ -6,13 +6,12 @@ start with "In Python".
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ogkd.errors import ConfigError, OgkdWarning
+from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
@@ -72,7 +71,6 @@ class FitRequest:
             replace a finished or calibrated model there.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
         engine: how images are encoded: torch (float32); on a GPU also bf16 or fp16.
-        say: receives short notes for the user.
     """
 
     data: str | Path | Dataset
@@ -99,7 +97,6 @@ class FitRequest:
     restart: bool = False
     device: str = "auto"
     engine: str = "torch"
-    say: Callable[[str], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         from ogkd.data.splits import check_seed
@@ -121,15 +118,3 @@ class FitRequest:
         from ogkd.data.grouping import Grouping
 
         return Grouping.parse(self.cases, self.slices, self.slice)
-
-    def warn(self, text: str) -> None:
-        """Warn the user: with a Python warning if there is no `say`."""
-        if self.say is not None:
-            self.say(f"WARNING: {text}")
-        else:
-            warnings.warn(text, OgkdWarning, stacklevel=2)
-
-    def note(self, text: str) -> None:
-        """Pass a note to `say`, if it is given."""
-        if self.say is not None:
-            self.say(text)
