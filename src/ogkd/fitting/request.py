@@ -29,7 +29,8 @@ class FitRequest:
 
     Args:
         data: class folders, {train,val,test}/class folders, a table, a split JSON, a MedMNIST .npz,
-            or the name of a downloaded benchmark. In Python also a dataset or a DataFrame.
+            or the name of a downloaded benchmark. In Python also a dataset, a DataFrame
+            or a Hugging Face dataset.
         backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
             and for other images the best real backbone on this machine. In Python also a loaded
             backbone.
