@@ -28,6 +28,7 @@ from ogkd.evaluation import Evaluation, LabelledPredictions, evaluate_prediction
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.choose import NoRealBackbone
+from ogkd.fitting.learning_curve import learning_curve
 from ogkd.fitting.pipeline import fit_request, progress_of
 from ogkd.fitting.request import FitRequest
 from ogkd.images import decode_once
@@ -221,7 +222,25 @@ class Start:
     def evaluation(self) -> tuple[Classifier, LabelledPredictions, Evaluation]:
         model = load(self.out / "model")
         judged = predict_labelled(model, self.out / "split.csv")
-        return model, judged, evaluate_predictions(judged, model)
+        result = evaluate_predictions(judged, model)
+        if outlook := self._outlook(model, result):
+            for part in ("text", "details"):
+                result["verdict"][part] = f"{result['verdict'][part].rstrip()} {outlook}"
+        return model, judged, result
+
+    def _outlook(self, model: Classifier, result: Evaluation) -> str:
+        """What more labels would give, where that is cheap to know and classes are about equal."""
+        counts = model.card.support_counts
+        few = min(counts)
+        if not result["verdict"].get("better_than_guessing") or max(counts) > 2 * few:
+            return ""
+        given = {"columns": None, "backbone": model.backbone, "shots": few}
+        try:
+            with notes_to(lambda note: None):  # the fit has said the same
+                curve = learning_curve(self.out / "split.csv", **self.options | given)
+        except (ConfigError, DataError):  # no single images of classes, minutes, or too few labels
+            return ""
+        return f"Judged by refits on fewer labels: {_lower(curve.outlook(few))}"
 
     def _evaluate(self) -> str:
         result, file = self.evaluation[2], self.out / "evaluation.json"
@@ -293,6 +312,10 @@ def _digest(dataset: Dataset) -> str:
         except DataError:
             digest.update(b"unreadable")
     return digest.hexdigest()
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _one_line(words: str) -> str:

@@ -262,7 +262,7 @@ def zero_shot(
             (default: templates).
         images: some that the model is meant for.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch, bf16 or fp16.
+        engine: how images are encoded: torch, bf16, fp16 or auto.
 
     Example:
         >>> model = zero_shot(["benign mass", "malignant mass"], backbone="builtin")
