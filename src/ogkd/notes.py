@@ -16,7 +16,10 @@ class _Notes(logging.Handler):
         self._write = write
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._write(self.format(record))
+        if record.levelno >= logging.ERROR and logging.lastResort is not None:
+            logging.lastResort.handle(record)  # what has failed is printed, even with `--quiet`
+        else:
+            self._write(self.format(record))
 
 
 @contextmanager

@@ -144,8 +144,11 @@ def embed(
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
     from ogkd.features.embed import embed_images
     from ogkd.features.unreadable import unreadable_error
+    from ogkd.fitting.choose import warning_about
 
     refs = sorted(encoding.find(images), key=lambda image: image.as_posix())
+    if warning := warning_about(model, refs):
+        say(f"WARNING: {warning}")
     batches = encoding.encode(model, refs, patches=patches)
     began = time.perf_counter()
     count, bad = embed_images(model, refs, batches, out, on_error=on_error)
