@@ -91,20 +91,18 @@ _KEPT = ("split", "group")  # columns of a dataset that may have other names
 
 def _column(features: Mapping[str, Any], kind: str, name: str, columns: Columns | None) -> str:
     """The column that was named, the only one of this kind, or the one of the usual name."""
-    columns_of_kind = [
-        column for column, feature in features.items() if type(feature).__name__ == kind
-    ]
+    typed = [column for column, feature in features.items() if type(feature).__name__ == kind]
     choices = [
         (columns or {}).get(name),
-        *(columns_of_kind if len(columns_of_kind) == 1 else ()),
+        *(typed if len(typed) == 1 else ()),
         name,
     ]
     for column in choices:
         if column in features:
             return str(column)
     raise DataError(
-        f"The dataset has {len(columns_of_kind)} columns of type {kind} among {', '.join(features)}: name "
-        f"one, such as columns={{'{name}': '{(columns_of_kind or ['...'])[0]}'}}.",
+        f"The dataset has {len(typed)} columns of type {kind} among {', '.join(features)}: name "
+        f"one, such as columns={{'{name}': '{(typed or ['...'])[0]}'}}.",
         argument="columns",
     )
 
