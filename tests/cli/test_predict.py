@@ -166,7 +166,7 @@ def test_a_table_of_another_model_gets_no_rows(ogkd, refused, fitted, data, tmp_
 
 
 def test_the_digest_of_a_model_is_that_of_its_folder(data, tmp_path):
-    fitted = library.fit(data, method="gda", backbone="builtin", say=print)
+    fitted = library.fit(data, method="gda", backbone="builtin")
     digests = {fitted.digest}
     random, labels = np.random.default_rng(0), np.arange(60) % 3
     logits = random.normal(size=(60, 3)) + np.eye(3)[labels]

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ from ogkd.model.load import load
 from ogkd.prompts.templates import require_classes
 
 P = ParamSpec("P")
+_log = logging.getLogger("ogkd.fit")
 _ZERO_SHOT = "zero-shot-ensemble"
 
 
@@ -95,7 +97,7 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
             model = load(folder, backbone=prepared.backbone)
-            request.note(f"{request.out} is already fitted with these options: nothing to do.")
+            _log.info(f"{request.out} is already fitted with these options: nothing to do.")
             return model
     other = f", fitted with other {', '.join(changed)}" if changed else ""
     if changed and not request.restart:
@@ -105,7 +107,7 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
             "another folder, or ask for a restart.",
             argument="restart",
         )
-    request.note(f"Note: this fit replaces the model in {request.out}{other}.")
+    _log.warning(f"Note: this fit replaces the model in {request.out}{other}.")
     return None
 
 
@@ -169,7 +171,7 @@ def train(prepared: Prepared, work: Path | None = None) -> Classifier:
     )
     refuse_diverged([head], method.name)
     for note in head.notes:
-        request.note(f"Note: {note}")
+        _log.warning(f"Note: {note}")
     card = card.model_copy(update={"poolings": tuple(map(PoolingCard.of, poolings))})
     backbone, kept = method.tower(prepared.backbone, head.tensors()), prepared.kept
     if kept is not None and backbone is not prepared.backbone:  # tuned: it sees other features
@@ -247,7 +249,7 @@ def _training_folder(
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    return TrainingFolder(folder, fingerprint, log, request.note)
+    return TrainingFolder(folder, fingerprint, log)
 
 
 def zero_shot(
@@ -258,7 +260,6 @@ def zero_shot(
     images: Sequence[str | Path | ImageRef] = (),
     device: str = FitRequest.device,
     engine: str = FitRequest.engine,
-    say: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Make a classifier of the texts of classes; it learns from no image and is not calibrated.
 
@@ -269,8 +270,7 @@ def zero_shot(
             (default: templates).
         images: some that the model is meant for.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch, bf16 or fp16.
-        say: receives short notes for the user.
+        engine: how images are encoded: torch, bf16, fp16 or auto.
 
     Example:
         >>> model = zero_shot(["benign mass", "malignant mass"], backbone="builtin")
@@ -288,7 +288,6 @@ def zero_shot(
         prompts=prompts,
         device=device,
         engine=engine,
-        say=say,
     )
     name, bank = bank_of(request, None, names)
     loaded = backbone_for(request, [ImageRef.of(image) for image in images])

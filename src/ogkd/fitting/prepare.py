@@ -5,6 +5,7 @@ The benchmark prepares its runs with these functions too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from ogkd.prompts.bank import (
     shipped_banks,
 )
 
+log = logging.getLogger("ogkd.fit")
 ONE_SET = 1  # the seed that the benchmark drew its adapters' images with
 
 
@@ -101,7 +103,7 @@ def prepare(request: FitRequest) -> Prepared:
     )
     if scarce := shortfalls(dataset.task, drawn.support, request.shots):
         each = ", ".join(f"'{name}' {count}" for name, count in scarce.items())
-        request.note(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
+        log.warning(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
     require_files(drawn.support)
     backbone = backbone_for(request, list(dict.fromkeys(images_of(drawn.support))))
     backbone = method.tower(backbone, {})
@@ -120,10 +122,10 @@ def prepare(request: FitRequest) -> Prepared:
         prepared = _with_features(prepared, store, judged)
     backbone.release()  # the images are encoded
     for shard in sorted(store.damaged):
-        request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
+        log.warning(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
-        request.note(f"Encoded {pluralize(store.encoded, 'image')} ({rate:.1f} images/s).")
+        log.info(f"Encoded {pluralize(store.encoded, 'image')} ({rate:.1f} images/s).")
     return prepared
 
 
@@ -134,7 +136,7 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         cases, note = without_blank(store, drawn.support)
         drawn = replace(drawn, support=cases)
         if note:
-            request.note(note)
+            log.warning(note)
     deep = method.uses_deep(store.backbone)
     pool = None
     try:
@@ -158,7 +160,7 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         raise
     for same in contradictory(drawn.support):
         files = " = ".join(str(case.image) for case in same)
-        request.note(f"Note: the same image has several labels: {files}. Correct them.")
+        log.warning(f"Note: the same image has several labels: {files}. Correct them.")
     return replace(prepared, drawn=drawn, support=given, kept=kept, pool=pool)
 
 
@@ -298,7 +300,7 @@ def _training_data(
         columns=request.columns,
     )
     for what, advice in whole.ignored:
-        request.note(f"Note: {what} {advice}")
+        log.warning(f"Note: {what} {advice}")
     task = whole.task
     for option in task.no_option:
         if getattr(request, option) is not None:
@@ -312,7 +314,7 @@ def _training_data(
     whole = replace(whole, cases=tuple(merged), unit=grouping.unit)
     dataset, shared = separate_groups(whole)
     if shared:
-        request.note(
+        log.warning(
             f"Note: {len(shared)} training or validation {whole.unit}(s) are left out: images of "
             "the same patients are in a part that models are judged on."
         )
@@ -325,7 +327,7 @@ def _training_data(
         train, skipped = readable_cases(train, dataset.task)
         if skipped:
             note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
-            request.note(f"{note}{pluralize(before, dataset.unit)} remain.")
+            log.warning(f"{note}{pluralize(before, dataset.unit)} remain.")
     return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
 
 
@@ -333,16 +335,16 @@ def _learnable(request: FitRequest, dataset: Dataset) -> Dataset:
     """The data without names and cases that training can learn nothing about."""
     targets = dataset.targets(dataset.part("train"))
     if summary := dataset.task.summary(targets):
-        request.note(f"Note: {summary}")
+        log.info(f"Note: {summary}")
     numbers, warnings = dataset.task.learnable(targets)
     for warning in warnings:
-        request.warn(warning)
+        log.warning(f"WARNING: {warning}")
     if len(numbers) < len(dataset.names):
         dataset = dataset.restrict(numbers)
     task = dataset.task
     used = [c for c in dataset.cases if task.strata(c.target) or c.split not in ("", "train")]
     if lost := len(dataset.cases) - len(used):
-        request.note(f"Note: {lost} image(s) are not learned from: nothing is known about them.")
+        log.warning(f"Note: {lost} image(s) are not learned from: nothing is known about them.")
     return dataset.with_cases(used)
 
 
@@ -358,7 +360,7 @@ def bank_of(
     if isinstance(prompts, str | Path):
         name, prompts = bank_name(prompts), read_bank(bank_file(prompts, dataset))
     if note := fallback_note(names, prompts):
-        request.note(f"Note: {note}")
+        log.warning(f"Note: {note}")
     return name, prompts
 
 

@@ -100,7 +100,6 @@ class TrainingFolder:
     path: Path | None  # None: progress is not saved
     fingerprint: str  # of settings, data and backbone: only the same training is resumed
     log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
-    note: Callable[[str], None] | None = None  # called with what the user should know
 
 
 Folder = TrainingFolder | None
