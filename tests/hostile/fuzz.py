@@ -1,19 +1,22 @@
-"""Guided fuzzing of a reader: files that reach new code are changed further.
+"""Guided fuzzing of the readers: files that reach new code are changed further.
 
-    python -m hostile.fuzz READER FOLDER [-max_total_time=60 ...]
+    python -m hostile.fuzz FOLDER SECONDS [READER ...]
 
-needs Atheris and takes libFuzzer's options; `make fuzz` runs every reader. A file that fails is
-kept in FOLDER as `crash-...`: what it shows is fixed, and it goes to failures/READER, whose files
-`test_readers.py` reads from then on.
+needs Atheris; `make fuzz` gives it to all readers, two at a time. A file that fails is kept as
+FOLDER/READER/crash-...: what it shows is fixed, and it goes to failures/READER, whose files
+`test_readers.py` reads from then on. What reached new code stays in FOLDER/READER/corpus.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
+import os
 import random
+import re
 import struct
 import sys
 import tempfile
@@ -68,30 +71,55 @@ def inside(content: bytes, size: int, choose: random.Random) -> bytes:
     return mutants.changed([json.loads(content)])(choose)
 
 
-def main() -> None:
-    reader, folder = READERS[sys.argv[1]], Path(sys.argv[2])
-    corpus = folder / "corpus"
+def fuzz(name: str, folder: Path, seconds: str) -> None:
+    """Read changed files for some seconds; libFuzzer ends the process, with 77 after a failure."""
+    reader, corpus = READERS[name], folder / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(reader.seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
-    place = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
-    file = Path(place.name) / "in" / reader.name
+    with (folder / "log.txt").open("wb") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    file = Path(tempfile.mkdtemp(prefix="ogkd-fuzz-")) / "in" / reader.name
     file.parent.mkdir()
 
     def read(content: bytes) -> None:
         file.write_bytes(content)
-        with warnings.catch_warnings(record=True) as shown:
-            warnings.simplefilter("always")
-            silence_decoders()
+        try:
             with contextlib.suppress(OgkdError):
                 reader.read(file)
-        assert not shown, shown[0].message
+        except BaseException:
+            (folder / f"crash-{hashlib.sha1(content).hexdigest()[:12]}").write_bytes(content)
+            raise
 
+    warnings.simplefilter("ignore")  # the command line shows none of libraries
+    silence_decoders()
     # Seconds for one file, MiB of memory, bytes of a file.
     limits = ["-timeout=20", "-rss_limit_mb=3072", "-max_len=60000", "-print_final_stats=1"]
-    words = [sys.argv[0], f"-artifact_prefix={folder}/", *limits, *sys.argv[3:], str(corpus)]
-    atheris.Setup(words, read, custom_mutator=changed)
+    limits += [f"-max_total_time={seconds}", f"-artifact_prefix={folder}/"]
+    atheris.Setup([sys.argv[0], *limits, str(corpus)], read, custom_mutator=changed)
     atheris.Fuzz()
+
+
+def main() -> None:
+    """Fork a process for each reader: what they import is instrumented once."""
+    folder, seconds, *names = sys.argv[1:]
+    todo, running, failed = list(names or READERS), dict[int, str](), list[str]()
+    while todo or running:
+        if todo and len(running) < 2:
+            name = todo.pop(0)
+            child = os.fork()
+            if child == 0:
+                fuzz(name, Path(folder) / name, seconds)
+            running[child] = name
+            continue
+        child, status = os.wait()
+        name = running.pop(child)
+        log = (Path(folder) / name / "log.txt").read_text(errors="replace")
+        counted = re.findall(r"(?:executed_units|peak_rss_mb): *(\d+)", log)
+        print(name, *counted, "failed" if status else "", flush=True)
+        failed += [name] if status else []
+    sys.exit(f"Failed: {', '.join(failed)}; see {folder}." if failed else 0)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ogkd.data.read import read_dataset
 from ogkd.data.tasks import OneOf
 from ogkd.images import npz, read_image
 from ogkd.images.dicom import Series
+from ogkd.model.classifier import read_history
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.table import read_predictions
 from ogkd.prompts.bank import read_bank
@@ -199,6 +200,7 @@ READERS = {
     "bank table": Reader("bank.csv", valid_bank, [b"class,text\na,one text\nb,another\n"]),
     "grid": Reader("g.toml", lambda path: expand(read_grid(path)), [GRID.encode()]),
     "labels": Reader(LOG, valid_log, [mutants.json_bytes(LINE) + b"\n"]),
+    "history": Reader("training.jsonl", read_history, [b'{"epoch": 1, "loss": 0.5}\n']),
     "predictions": Reader("p.jsonl", partial(valid_predictions, format="jsonl"), [PREDICTED]),
     "predictions table": Reader(
         "p.csv", partial(valid_predictions, format="csv"), [b"path,label\na.png,b\n"]
