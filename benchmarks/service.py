@@ -1,4 +1,4 @@
-"""The service for an hour: `ogkd app` and `ogkd studio` under mixed load, the studio killed every few minutes.
+"""An hour of service: `ogkd app` and `ogkd studio` under load, the studio killed again and again.
 
     python benchmarks/service.py MODEL IMAGES [--minutes 60] [--clients 200] --out runs/service.json
 
@@ -196,7 +196,7 @@ class Load:
         self.names = self.studio.json("GET", "/api/images")["names"]
 
     def kill(self) -> None:
-        """kill -9 between two moments; then everything acknowledged is in the log and on the page."""
+        """End it by kill -9; then everything acknowledged is in its log and on its page."""
         self.studio.process.kill()
         self.studio.process.communicate()
         self.open.clear()
