@@ -184,11 +184,6 @@ class Task:
         counter = Counter(number for target in targets for number in self.shown(target))
         return tuple(counter[number] for number in range(len(self.names)))
 
-    def shown_names(self, label: Any) -> str:
-        """The names that a row of `labels` shows, as a|b."""
-        shown = self.shown(tuple(label.tolist()) if np.ndim(label) else label)
-        return "|".join(self.names[number] for number in shown) or NOTHING
-
     def labels(self, targets: Sequence[Target]) -> Labels:
         """Targets as an array: [N] classes, or [N, F] findings."""
         return np.array(targets, dtype=np.int64).reshape(len(targets), *self.label_shape)

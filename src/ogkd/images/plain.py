@@ -6,7 +6,6 @@ value, so that no image turns white or black for the bits it was stored in.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def _read_tiff(file: Path, max_pixels: int) -> NDArray[np.uint8]:
         check_size(file, page.imagewidth, page.imagelength, max_pixels)
         if page.imagedepth != 1 or page.samplesperpixel > 8 or page.axes not in _AXES:
             raise DataError(f"{file} is a TIFF of shape {page.shape}, not a single image.")
-        if math.prod(page.chunked) > len(page.dataoffsets):  # each would be looked for
+        if np.prod(page.chunked, dtype=float) > len(page.dataoffsets):  # each would be looked for
             raise DataError(f"{file} is damaged or cut short (it lacks parts of the image).")
         white_is_zero = page.photometric == _WHITE_IS_ZERO
         values = page.asarray()
