@@ -110,7 +110,7 @@ class Load:
 
     def classify(self, number: int) -> tuple[int, Any]:
         status, content = self.app.ask("POST", "/predict?name=a.png", self.files[number])
-        return status, json.loads(content).get("models")
+        return status, json.loads(content)["models"] if status == 200 else content
 
     def judge(self, kind: str, number: int, status: int, models: Any) -> None:
         right = status == 200 and models == self.expected[number]
@@ -138,7 +138,9 @@ class Load:
                 sender.sendall(content[at : at + size])
             reply = http.client.HTTPResponse(sender)
             reply.begin()
-            self.judge("slow uploads", number, reply.status, json.loads(reply.read())["models"])
+            content = reply.read()
+            models = json.loads(content)["models"] if reply.status == 200 else content
+            self.judge("slow uploads", number, reply.status, models)
 
     def half(self, choose: random.Random) -> None:
         with self.app.connect() as sender:
@@ -186,7 +188,7 @@ class Load:
         if (reply["state"], reply["label"]) != (state, label):
             self.wrong.append(f"label: {reply}")
         if choose.random() < 0.1:
-            self.studio.json("POST", "/api/undo", by=by)
+            self.studio.ask("POST", "/api/undo", json.dumps({"by": by}).encode())
         if choose.random() < 0.2:
             self.studio.json("GET", "/api/next?by=x")
         self.end.wait(choose.uniform(0.5, 3))
@@ -205,7 +207,7 @@ class Load:
         history = {mark.number: (mark.image, mark.label, mark.state) for mark in project.history}
         lost = [mark for mark in acknowledged if history.get(mark[0]) != mark[1:]]
         self.wrong += [f"lost: {mark}" for mark in lost]
-        self.counts["kills"] += 1
+        self.counts.update({"kills": 1, "labels lost": len(lost)})
         self.studio.start()
         columns = self.studio.json("GET", "/api/images")
         rows = zip(columns["names"], columns["label"], columns["state"], strict=True)
@@ -229,8 +231,9 @@ class Load:
             except (OSError, http.client.HTTPException) as error:
                 # The studio was killed meanwhile; a cut request may be answered by a closed line.
                 about_studio = task.__name__ in ("label", "abort", "mistake")
-                self.counts[f"{task.__name__}, no answer"] += 1
-                if not about_studio and not self.end.is_set():
+                late = isinstance(error, TimeoutError)
+                self.counts[f"{task.__name__}, {'late' if late else 'no answer'}"] += 1
+                if not late and not about_studio and not self.end.is_set():
                     self.wrong.append(f"{task.__name__}: {error!r}")
                 self.end.wait(0.5)
             except Exception as error:
