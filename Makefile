@@ -48,7 +48,7 @@ docs: $(VENV)/.dev
 	@echo "Open site/index.html"
 
 # Hashes of all that users install, in the versions of constraints.txt. Not of torch: users choose its build.
-EXTRAS := dicom serve onnx ray audit prompts bench excel
+EXTRAS := dicom serve onnx audit bench excel
 lock:
 	@echo "torch; python_version < '3'" > $(VENV)/without-torch.txt
 	uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --constraint constraints.txt --universal --python-version 3.11 \
@@ -96,7 +96,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e ".[dev,docs,dicom,audit,serve,onnx,ray,prompts,bench,excel]"
+	$(PIP) --no-build-isolation -e ".[dev,docs,dicom,audit,serve,onnx,bench,excel]"
 	@command -v npm >/dev/null && $(MAKE) --no-print-directory browser || true
 	@touch $@
 

@@ -1,7 +1,7 @@
 """Rank classes with a file of `ogkd export`: python onnx_predict.py MODEL.onnx IMAGE...
 
 Images are read exactly as ogkd reads them; those that Pillow alone cannot read so are refused.
-If the model's cases have several images, all images are one: its answer, then their weights in it.
+If the model's cases have several images, all images are one case.
 """
 
 import json
@@ -77,10 +77,33 @@ def batch(pixels, card):
     return pixels.transpose(0, 3, 1, 2).astype(np.float32)
 
 
+def pool(z, pooling):
+    """Scores [C] of a case by the logits [N, C] of its images."""
+    r = z - np.logaddexp.reduce(z[:, pooling["normal"] or slice(None)], axis=1, keepdims=True)
+    tau, mean = pooling["tau"], r.mean(axis=0)
+    s = mean if tau is None else r.max(axis=0)
+    if tau:
+        s = tau * (np.logaddexp.reduce(r / tau) - np.log(len(r)))
+    scores = pooling["heat"] * s - pooling["mean_weight"] * (1 - 1 / len(r)) * mean
+    return scores + (pooling["bias"] or 0)
+
+
+def answer(logits, card):
+    """The probability of each name for a case, by the logits [N, C] of its images."""
+    column = dict(zip(card["class_names"], logits.T.astype(np.float64), strict=True))
+    shares = {}
+    for question, pooling in zip(card["questions"], card["cases"]["poolings"], strict=True):
+        names = question["names"]  # one that is not a class has the logit 0
+        z = np.stack([column.get(name, np.zeros(len(logits))) for name in names], axis=1)
+        scores = pool(z, pooling) / question["temperature"] + question["shift"]
+        shares |= zip(names, np.exp(scores - np.logaddexp.reduce(scores)), strict=True)
+    return [shares[name] for name in card["class_names"]]
+
+
 def main(model, *paths):
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-    refused, case = 0, {}
+    refused, case = 0, []
 
     def rank(name, p):
         ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
@@ -94,15 +117,11 @@ def main(model, *paths):
             refused = 1
             continue
         if card["cases"]["joins_images"]:
-            case[path] = pixels
+            case.append(session.run(["logits"], {"pixels": pixels})[0])
         else:
             rank(path, session.run(["probabilities"], {"pixels": pixels})[0][0])
     if case:
-        whole = {"pixels": np.concatenate(list(case.values()))}
-        p, weights = session.run(["probabilities", "weights"], whole)
-        rank(f"{len(case)} images", p[0])
-        for path, weight in zip(case, weights, strict=True):
-            print(path, f"weight {weight:.6f}", sep="\t")
+        rank(f"{len(case)} images", answer(np.concatenate(case), card))
     return refused
 
 

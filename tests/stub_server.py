@@ -1,50 +1,24 @@
 """A web server of the tests' own, on the loopback interface, that can misbehave on demand.
 
-It is a hub (files by path), and an OpenAI-compatible endpoint (scripted replies).
+It is a hub: files by path.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import random
 import re
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 COMMIT = "c" * 40
-WORDS = """
-bright dark oval round smooth ragged thin thick grey white black pale dense fine coarse
-edge rim band shadow halo layer fold vessel duct node patch streak speck core border
-centre margin upper lower left right inner outer small large faint sharp blurred even
-uneven linear nodular
-"""
-
-
-def texts(name: str, count: int, seed: int = 0) -> list[str]:
-    """Sound prompts that differ from each other."""
-    rng = random.Random(f"{name} {seed}")
-    return [f"{name} {' '.join(rng.sample(WORDS.split(), 12))}" for _ in range(count)]
-
-
-@dataclass
-class Reply:
-    """One scripted answer to a question."""
-
-    content: str | None = None
-    status: int = 200
-    body: bytes | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    delay: float = 0.0
 
 
 class StubServer(ThreadingHTTPServer):
-    """Serves `files` by path and `script`; the other attributes are ways to be difficult."""
+    """Serves `files` by path; the other attributes are ways to be difficult."""
 
     daemon_threads = True
 
@@ -61,18 +35,6 @@ class StubServer(ThreadingHTTPServer):
         self.drop_after: list[int] = []  # the next answers end after so many bytes
         self.pause = 0.0  # seconds between pieces
         self.ranges = self.tags = self.lengths = True
-        self.url = f"{self.address}/v1"  # of the endpoint
-        self.script: list[Reply] = []  # then as many sound texts as are asked for
-        self.questions: list[dict[str, Any]] = []
-        self.posts: list[tuple[str, dict[str, str]]] = []  # path and headers
-
-    def reply(self, request: dict[str, Any]) -> Reply:
-        self.questions.append(request)
-        if self.script:
-            return self.script.pop(0)
-        question = request["messages"][-1]["content"]
-        count, name = re.findall(r'Write (\d+) .*? class "([^"]+)"', question, re.S)[0]
-        return Reply(json.dumps(texts(name, int(count), len(self.questions))))
 
     def handle_error(self, *_: object) -> None:
         pass  # a client that went away is part of some tests
@@ -112,16 +74,6 @@ class _Handler(BaseHTTPRequestHandler):
         if server.tags:
             facts["ETag"] = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         return self._answer(206 if match else 200, facts, content[start:])
-
-    def do_POST(self) -> None:
-        """As an endpoint answers a question."""
-        server = self.server
-        server.posts.append((self.path, dict(self.headers)))
-        reply = server.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        time.sleep(reply.delay)
-        message = {"choices": [{"message": {"role": "assistant", "content": reply.content}}]}
-        body = json.dumps(message).encode() if reply.body is None else reply.body
-        self._answer(reply.status, {**reply.headers, "Content-Length": str(len(body))}, body)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes | None = None) -> None:
         server = self.server

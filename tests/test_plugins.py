@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ogkd import plugins
-from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, registry
 from ogkd.model.card import ModelCard, method_of
@@ -38,13 +37,10 @@ def _clean(monkeypatch):
     monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
     monkeypatch.delenv(plugins.VARIABLE)
     monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
-    caches = (catalog.known_benchmarks, registry._load_plugins)
-    for cache in caches:
-        cache.cache_clear()
+    registry._load_plugins.cache_clear()
     before = set(sys.modules)
     yield
-    for cache in caches:
-        cache.cache_clear()
+    registry._load_plugins.cache_clear()
     for name in set(sys.modules) - before:
         if name.startswith((plugins._FILES, "plugged")):
             del sys.modules[name]
@@ -167,18 +163,14 @@ def test_installed_methods_are_found_when_they_are_needed(install):
     [
         (plugins.METHODS, ImportError("no torch"), "ImportError: no torch"),
         (plugins.METHODS, means("coop"), "Two methods are named 'coop'"),
-        (plugins.DATASETS, 3, "expected str, bytes or os.PathLike object, not int"),
-        (plugins.DATASETS, "/no/such/file.toml", "No such file"),
     ],
 )
 def test_a_broken_package_is_one_message_and_ogkds_own_still_work(install, group, thing, message):
     install(group, thing)
-    ask = make_method if group == plugins.METHODS else catalog.benchmark
     for _ in range(2):  # the second time too
         with pytest.raises(ConfigError, match=rf"'some-package'.*{message}"):
-            ask("means")
+            make_method("means")
     assert make_method("gda").name == "gda"
-    assert catalog.benchmark("btmri").name == "btmri"
 
 
 def test_ogkds_own_methods_are_of_no_plugin():
@@ -208,37 +200,6 @@ def test_a_model_names_its_plugin_and_nothing_is_imported(name, tmp_path, monkey
     assert "mine" not in sys.modules
     with pytest.raises(ConfigError, match="code outside ogkd"):
         method_of(card(method="means"))
-
-
-CATALOGUE = """
-[source]
-hub = "owner/name"
-splits = "https://example.org/splits"
-
-[toes]
-title = "Toes"
-modality = "X-ray"
-organ = "foot"
-class_names = ["broken", "whole"]
-base = 1
-folder = "TOES"
-counts = { train = 2, val = 1, test = 2 }
-licence = "CC0"
-citation = "c."
-"""
-
-
-def test_a_package_adds_datasets(install, tmp_path):
-    install(plugins.DATASETS, write(tmp_path / "toes.toml", CATALOGUE))
-    assert catalog.benchmark("Toes").class_names == ("broken", "whole")
-    assert "toes" in catalog.known_benchmarks()
-    assert "toes" not in catalog.benchmarks()  # those are the paper's
-
-
-def test_a_dataset_cannot_replace_another(install, tmp_path):
-    install(plugins.DATASETS, write(tmp_path / "x.toml", CATALOGUE.replace("[toes]", "[btmri]")))
-    with pytest.raises(ConfigError, match="Two datasets are named 'btmri'"):
-        catalog.known_benchmarks()
 
 
 def test_the_command_line_takes_plugins_anywhere(tmp_path):

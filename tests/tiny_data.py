@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,3 +95,17 @@ def edit_sealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     del content["sha256"]
     change(content)
     path.write_text(json.dumps(sealed(content)), encoding="utf-8")
+
+
+WORDS = """
+bright dark oval round smooth ragged thin thick grey white black pale dense fine coarse
+edge rim band shadow halo layer fold vessel duct node patch streak speck core border
+centre margin upper lower left right inner outer small large faint sharp blurred even
+uneven linear nodular
+"""
+
+
+def texts(name: str, count: int, seed: int = 0) -> list[str]:
+    """Sound prompts that differ from each other."""
+    rng = random.Random(f"{name} {seed}")
+    return [f"{name} {' '.join(rng.sample(WORDS.split(), 12))}" for _ in range(count)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 
-BOM = "\ufeff"  # at the start of a CSV: Excel then reads it as UTF-8
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 
 

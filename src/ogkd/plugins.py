@@ -1,9 +1,9 @@
-"""Code of other packages that adds methods, backbones or dataset catalogues.
+"""Code of other packages that adds methods or backbones.
 
-An installed package is found by its entry points (`ogkd.methods`, `ogkd.backbones`,
-`ogkd.datasets`); a file or module without packaging is given to `load`. Plugins run with the
-user's rights, so they are only ever loaded because the user installed or named them: a model
-folder records the name of its plugin, and nothing imports code because of that name.
+An installed package is found by its entry points (`ogkd.methods`, `ogkd.backbones`); a file or
+module without packaging is given to `load`. Plugins run with the user's rights, so they are only
+ever loaded because the user installed or named them: a model folder records the name of its
+plugin, and nothing imports code because of that name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ogkd.errors import ConfigError
 from ogkd.files import home
 
-METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
+METHODS, BACKBONES = "ogkd.methods", "ogkd.backbones"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
 T = TypeVar("T")
 _FILES = "ogkd_plugin_file_"  # prefix of modules loaded from a file, so that no name clashes

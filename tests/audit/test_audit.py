@@ -13,7 +13,7 @@ from ogkd.audit import Audit, Finding, audit_data
 from ogkd.data.case import Dataset
 from ogkd.data.read import read_dataset
 from ogkd.data.tasks import OneOf
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from tiny_data import case_of
 
 
@@ -138,11 +138,7 @@ def test_names_that_are_not_text_are_escaped_and_the_json_counts_findings(
     assert len({one["label"] for one in copies}) == 2
 
 
-def test_no_images_and_a_distance_out_of_range_are_refused(clean: Path, tmp_path: Path) -> None:
-    for near in (-1, 16):
-        with pytest.raises(ConfigError) as refused:
-            check(clean, near=near)
-        assert refused.value.argument == "near"
+def test_no_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         audit_data(Dataset((), OneOf(("a", "b"))), root=tmp_path)
     cases = tuple(case_of(tmp_path / f"{n}.png", n % 2) for n in range(4))

@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 from PIL import Image
 
-from ogkd.bench.grid import expand, grid_names, read_grid, tuning_grid
+from ogkd.bench.grid import expand, grid_names, read_grid
 from ogkd.bench.runs import RunSpec
 from ogkd.bench.sources import open_source
 from ogkd.errors import ConfigError
@@ -76,7 +76,6 @@ def test_a_moved_folder_or_backbone_keeps_the_names_of_its_runs(grid_file, datas
         ({"protocol": "base-to-novel"}, "methods"),
         ({"only": ["ogkt"]}, "methods"),
         ({"data": "nowhere"}, "data"),
-        ({"tuned": "nowhere.toml"}, "tuned"),
         ({"settings": {"train.epoch": 3}}, None),
         ({"rows": [{"method": "ogkd", "settings": {"gama": 1.0}}]}, None),
         ({"rows": [{"method": "gda"}, {"method": "gda", "settings": {"alpha": 1.0}}]}, "grid"),
@@ -268,5 +267,3 @@ def test_only_few_shot_runs_are_tested_on_another_dataset(grid_file):
     only, sources = expand(read_grid(grid_file, {"test_on": "second", "datasets": ["first"]}))
     assert {cell.spec.dataset for cell in only.cells} == {"first"}
     assert set(sources) == {"first", "second"}
-    tuned = tuning_grid(read_grid(grid_file, {"test_on": "second", "only": ["ogkd"]}), trials=2)
-    assert tuned.test_on is None  # chosen by what is learned from

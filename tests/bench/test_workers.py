@@ -125,13 +125,23 @@ def test_folder_without_plans_is_refused(bench, tmp_path):
         assert caught.value.argument == "out"
 
 
-def test_two_processes_give_the_results_of_one(bench):
+def test_two_commands_on_one_folder_give_the_results_of_one_process(bench, grid_file, tmp_path):
     folder, plan, job = bench(out="alone", shots=[1])
     work(job)
-    other, _, job = bench(out="together", shots=[1])
-    run_processes(job, workers=2)
-    assert content(other) == content(folder)
-    assert len(other.runs()) == len(plan.cells)
+    words = ["bench", "run", str(grid_file), "--out", str(tmp_path / "both"), "--shots", "1"]
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ogkd", *words, "--workers", workers, "--device", "cpu"],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # threads round differently
+        )
+        for workers in ("1", "2")
+    ]
+    ends = [command.communicate()[1] for command in commands]
+    assert [command.returncode for command in commands] == [0, 0], ends
+    assert content(RunsFolder(tmp_path / "both")) == content(folder)
+    assert len(folder.runs()) == len(plan.cells)
 
 
 def test_what_a_killed_worker_leaves_is_done(bench):

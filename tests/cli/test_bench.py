@@ -95,8 +95,6 @@ def test_several_grids_share_a_folder_and_one_is_chosen(grid, tmp_path, monkeypa
         (["run", "paper/fewshot"], "GRID"),
         (["run", "phantoms/gamma", "--shots", "few"], "--shots"),
         (["run", "phantoms/gamma", "--seeds", "3-1"], "--seeds"),
-        (["run", "phantoms/gamma", "--tune", "2"], "--methods"),
-        (["run", "phantoms", "--tune", "2", "--methods", "ogkd"], "GRID"),
         # The released prompts are missing.
         (["run", "paper/few-shot", "--datasets", "btmri", "--methods", "zero-shot"], ""),
     ],
@@ -121,27 +119,6 @@ def test_exit_code_is_1_if_a_run_failed(grid, tmp_path):
     assert answer.exit_code == 1
     assert "Use budgets up to" in answer.output
     assert "4 of 8 runs are finished" in answer.output
-
-
-def test_tune_writes_settings_that_the_next_run_uses(tmp_path):
-    words = ("--methods", "kgcoop", "--shots", "1", "--seeds", "1")
-    text = GRID.replace('methods = ["', 'methods = ["kgcoop", "')
-    grid = tmp_path / "small.toml"
-    grid.write_text(text + '\n[settings]\n"train.epochs" = 1\n')
-    answer = ogkd("run", grid, *words, "--out", "tuning", "--workers", "0", "--tune", "2")
-    assert answer.exit_code == 0, answer.output
-    assert "--tuned" in answer.output
-    assert "1 runs, " in dry_run(grid, *words, "--tuned", "tuning/tuned.toml").output
-
-
-def test_rows_that_encode_all_test_images_again_say_so_before_they_start(tmp_path):
-    few = ["--datasets", "cxr", "--shots", "1", "--seeds", "1,2"]
-    towers = dry_run("phantoms/few-shot", *few, "--rows", "towers").output
-    assert "for each run: 10 runs, 1,000 images." in towers
-    assert "for each run" not in dry_run("phantoms/few-shot", *few, "--rows", "rivals").output
-    nowhere = dry_run("paper/few-shot", "--rows", "towers")  # the data is not there
-    assert nowhere.exit_code == 0
-    assert "for each run" not in nowhere.output
 
 
 def test_a_grid_is_tested_on_another_dataset(grid):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 import typer
 
 import ogkd as library
@@ -19,7 +18,6 @@ from ogkd.cli.options import HELP
 from ogkd.data.phantoms import write_folder
 from ogkd.fitting import choose
 from ogkd.fitting.request import FitRequest
-from tiny_data import write_image
 
 FAST = ["--method", "ogkd", "--set", "train.epochs=2", "--set", "views=1"]
 
@@ -99,30 +97,3 @@ def test_a_medmnist_file_gets_its_class_names_and_is_judged(ogkd, clip, tmp_path
     judged = ogkd("evaluate", out, tmp_path / "tiny.npz", *names)
     assert judged.code == 0, judged.err
     assert "4 images" in judged.out
-
-
-PAIR = "benign tumor, normal_lung"
-WIDTH = 16  # of tiny_backbones' text tower
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    path = tmp_path / "model.pth.tar-100"
-    torch.save({"state_dict": {"prompt_learner.ctx": torch.ones(4, WIDTH)}, "epoch": 100}, path)
-    return path
-
-
-def test_a_checkpoint_becomes_a_model_that_predicts(ogkd, clip, checkpoint, tmp_path):
-    out = tmp_path / "m"
-    outcome = ogkd("import-checkpoint", checkpoint, "--classes", PAIR, "-b", clip, "-o", out)
-    assert outcome.code == 0, outcome.err
-    assert f"ogkd predict {out}" in outcome.out
-    model = library.load(out)
-    assert model.class_names == ("benign tumor", "normal lung")
-    assert torch.equal(model.head.extra["context"], torch.ones(4, WIDTH))
-    image = write_image(tmp_path / "a.png")
-    assert ogkd("predict", out, image).code == 0
-    words = ("--classes", "retina", "-b", clip, "-o", tmp_path / "n")
-    assert ogkd("import-checkpoint", checkpoint, *words).code == 0
-    names = ("diabetic retinopathy", "glaucoma", "cataract", "normal retina")
-    assert library.load(tmp_path / "n").class_names == names

@@ -6,7 +6,6 @@ import csv
 from pathlib import Path
 
 import pytest
-import torch
 from typer.main import get_command
 
 from ogkd.backbones import loading
@@ -36,9 +35,7 @@ def pictures(tmp_path):
 def words_of(pictures, out):
     """The commands in an order in which each finds what it needs."""
     test, model = pictures / "test", out / "model"
-    own, context = f"--backbone={FIXTURE}", out / "context.pt"
-    names = ",".join(CLASSES)
-    torch.save({"state_dict": {"prompt_learner.ctx": torch.ones(4, 24)}}, context)
+    own = f"--backbone={FIXTURE}"
     labelled = [f"{test}/{name.replace(' ', '_')}/0.png,{name}\n" for name in CLASSES]
     (out / "labels.csv").write_text("path,label\n" + "".join(labelled))
     grid = out / "grid.toml"
@@ -52,8 +49,7 @@ def words_of(pictures, out):
         "calibrate": [model, pictures, "--split", "val"],
         "evaluate": [model, pictures, "--resamples", 10],
         "predict": [model, test, "--out", out / "rows.csv", "--explain", out / "maps"],
-        "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
-        "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
+        "embed": [test, own, "--out", out / "features.safetensors"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],
         "app": [model],
         "studio": [test, own, "--out", out / "project"],

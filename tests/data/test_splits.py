@@ -27,8 +27,8 @@ def cases_of(labels: list[int]) -> list[Case]:
     return [case_of(Path(f"{number}.png"), label) for number, label in enumerate(labels)]
 
 
-def few_shot(cases: list[Case], shots: int | None, seed: int, **options: str) -> list[Case]:
-    return support_and_val(TASK, cases, (), shots, seed, **options)[0]  # type: ignore[arg-type]
+def few_shot(cases: list[Case], shots: int | None, seed: int) -> list[Case]:
+    return support_and_val(TASK, cases, (), shots, seed)[0]
 
 
 def released(
@@ -57,7 +57,6 @@ def released(
 labels = st.lists(st.integers(0, 4), max_size=40)
 shots = st.integers(1, 20)
 seeds = st.integers(0, 2**32)
-samplings = st.sampled_from(["released", "nested"])
 
 
 @settings(deadline=None)
@@ -76,10 +75,10 @@ def test_published_seeds_keep_their_meaning():
 
 
 @settings(deadline=None)
-@given(labels, shots, seeds, samplings)
-def test_each_class_gives_the_shots_or_all_it_has_and_nothing_twice(labels, shots, seed, sampling):
+@given(labels, shots, seeds)
+def test_each_class_gives_the_shots_or_all_it_has_and_nothing_twice(labels, shots, seed):
     cases = cases_of(labels)
-    drawn = few_shot(cases, shots, seed, sampling=sampling)
+    drawn = few_shot(cases, shots, seed)
     assert len(set(drawn)) == len(drawn)
     assert set(drawn) <= set(cases)
     for label in set(labels):
@@ -87,56 +86,20 @@ def test_each_class_gives_the_shots_or_all_it_has_and_nothing_twice(labels, shot
 
 
 @settings(deadline=None)
-@given(labels, shots, seeds, samplings)
-def test_the_draw_is_a_function_of_its_arguments_alone(labels, shots, seed, sampling):
+@given(labels, shots, seeds)
+def test_the_draw_is_a_function_of_its_arguments_alone(labels, shots, seed):
     before = random.getstate()
-    first = few_shot(cases_of(labels), shots, seed, sampling=sampling)
+    first = few_shot(cases_of(labels), shots, seed)
     assert random.getstate() == before
     random.random()
-    assert few_shot(cases_of(labels), shots, seed, sampling=sampling) == first
+    assert few_shot(cases_of(labels), shots, seed) == first
 
 
-@settings(deadline=None)
-@given(labels, shots, shots, seeds)
-def test_nested_shots_are_among_those_of_any_larger_number(labels, one, other, seed):
-    cases = cases_of(labels)
-    few, many = sorted((one, other))
-    small = few_shot(cases, few, seed, sampling="nested")
-    assert set(small) <= set(few_shot(cases, many, seed, sampling="nested"))
-
-
-@settings(deadline=None)
-@given(labels, shots, seeds, st.randoms(use_true_random=False))
-def test_the_nested_draw_does_not_depend_on_the_order_or_the_folder(labels, shots, seed, rng):
-    cases = cases_of(labels)
-    mixed = [case_of(Path("/moved/here") / case.image.file, case.target) for case in cases]
-    rng.shuffle(mixed)
-    drawn = few_shot(cases, shots, seed, sampling="nested")
-    moved = few_shot(mixed, shots, seed, sampling="nested")
-    assert [Path("/moved/here") / case.image.file for case in drawn] == [
-        case.image.file for case in moved
-    ]
-
-
-def test_nested_classes_draw_independently_of_each_other():
-    cases = [
-        case_of(Path(f"{label}/{number:02}.png"), label) for label in (0, 1) for number in range(40)
-    ]
-    drawn = few_shot(cases, 8, 1, sampling="nested")
-    names = [{case.image.name for case in drawn if case.target == label} for label in (0, 1)]
-    assert names[0] != names[1]
-    alone = few_shot(cases[40:], 8, 1, sampling="nested")
-    assert alone == drawn[8:]
-
-
-@pytest.mark.parametrize(
-    ("shots", "sampling", "argument"),
-    [(0, "released", "shots"), (-3, "nested", "shots"), (None, "nest", "sampling")],
-)
-def test_invalid_draws_are_refused(shots, sampling, argument):
+@pytest.mark.parametrize("shots", [0, -3])
+def test_invalid_draws_are_refused(shots):
     with pytest.raises(ConfigError) as error:
-        few_shot(cases_of([0, 1]), shots, 1, sampling=sampling)
-    assert error.value.argument == argument
+        few_shot(cases_of([0, 1]), shots, 1)
+    assert error.value.argument == "shots"
 
 
 def test_classes_with_fewer_images_than_shots_are_listed():

@@ -112,7 +112,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     commands = (tmp_path / "site" / "reference" / "cli.html").read_text(encoding="utf-8")
-    assert "ogkd import-checkpoint" in commands
+    assert "ogkd predict" in commands
     assert "--max-risk" in commands
     python = (tmp_path / "site" / "reference" / "python.html").read_text(encoding="utf-8")
     assert 'id="ogkd.fit"' in python or 'id="ogkd.fitting' in python

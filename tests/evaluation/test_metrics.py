@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,8 +15,7 @@ from sklearn.metrics import (
 )
 from sklearn.metrics import confusion_matrix as sklearn_confusion_matrix
 
-from ogkd.data.tasks import OneOf
-from ogkd.evaluation import evaluate_predictions, summary_metrics
+from ogkd.evaluation import summary_metrics
 from ogkd.evaluation.metrics import (
     auroc,
     class_columns,
@@ -26,7 +23,6 @@ from ogkd.evaluation.metrics import (
     screening_columns,
     summary_columns,
 )
-from world import predictions
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -132,40 +128,3 @@ def test_disease_against_normal_is_a_two_class_problem():
     assert columns["sensitivity"] == pytest.approx(recall_score(ill, flagged))
     assert columns["specificity"] == pytest.approx(recall_score(~ill, ~flagged))
     assert columns["auroc"] == pytest.approx(roc_auc_score(ill, p[:, 0] + p[:, 2]))
-
-
-def judged(labels, p, normal=(0,)):
-    return predictions(labels, np.log(p), task=OneOf(("normal", "cyst", "tumor"), normal))
-
-
-def prevalence(result):
-    """The cells of the table, by column."""
-    [section] = [each for each in result.sections if "frequent" in each.title]
-    return list(zip(*section.table.rows, strict=True))
-
-
-def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
-    """The oracle repeats normal images until findings are as frequent as is asked for."""
-    rng = np.random.default_rng(3)
-    labels = np.repeat([0, 1, 2], [20, 10, 10])
-    p = 0.25 * np.eye(3)[labels] + 0.75 * rng.dirichlet([0.3] * 3, 40) + 1e-3
-    p /= p.sum(axis=1, keepdims=True)
-    shares, *columns = prevalence(evaluate_predictions(judged(labels, p), resamples=2))
-    assert shares == ("1 %", "5 %", "20 %", "50 %")
-    times = np.array([4, 1, 1])[labels]
-    truth, flagged = np.repeat(labels, times) != 0, np.repeat(p.argmax(axis=1), times) != 0
-    expected = (truth[flagged].mean(), (~truth)[~flagged].mean(), (truth == flagged).mean())
-    for column, value in zip(columns, expected, strict=True):
-        shown, low, high = map(float, re.findall(r"[\d.]+", column[2]))
-        assert shown == pytest.approx(100 * value, abs=0.06)
-        assert low < shown < high
-    values = [float(cell.split()[0]) for cell in columns[0]]
-    assert values == sorted(values)  # PPV rises with prevalence
-
-
-def test_predictive_values_that_cannot_be_known_are_left_out():
-    p = np.eye(3)[[1, 2, 1]] + 0.01
-    result = evaluate_predictions(judged([1, 2, 2], p), resamples=2)
-    assert "If findings were more or less frequent" not in [each.title for each in result.sections]
-    p = np.eye(3)[[0, 0, 0]] + 0.01  # no image is flagged
-    assert prevalence(evaluate_predictions(judged([0, 1, 2], p), resamples=0))[1] == ("-",) * 4

@@ -18,7 +18,6 @@ from ogkd.data.case import images_of
 from ogkd.evaluation import predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.export import export_onnx
-from ogkd.export.graph import PooledQuestion
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.card import PoolingCard
@@ -28,7 +27,10 @@ from tiny_data import write_exams
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+SCRIPT = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+EXAMPLE = runpy.run_path(str(SCRIPT), run_name="example")
+
+
 POOLINGS = [
     Pooling(tau, 0.7, (0.3, -0.2, 0.1), normal, 0.4)
     for tau in (0.0, 0.5, 4.0, math.inf)
@@ -37,17 +39,12 @@ POOLINGS = [
 
 
 @pytest.mark.parametrize("pooling", POOLINGS, ids=str)
-def test_the_graph_pools_as_predictions_do(pooling):
-    rng = torch.Generator().manual_seed(0)
-    module = PooledQuestion(pooling, 3)
+def test_the_example_pools_as_predictions_do(pooling):
+    card = PoolingCard.of(pooling).model_dump() | {"normal": list(pooling.normal)}
     for count in (1, 2, 9):
-        for _ in range(5):
-            z = 5 * torch.randn(count, 3, generator=rng)
-            pooled, weights = module(z)
-            expected = pooling.logits(z, torch.zeros(count, dtype=torch.long))
-            np.testing.assert_allclose(pooled, expected, atol=1e-4)
-            each = [pooling.weights(z, label).numpy() for label in range(3)]
-            np.testing.assert_allclose(weights, each, atol=1e-4)
+        z = 5 * np.random.default_rng(count).normal(size=(count, 3))
+        expected = pooling.logits(torch.from_numpy(z), torch.zeros(count, dtype=torch.long))[0]
+        np.testing.assert_allclose(EXAMPLE["pool"](z, card), expected, atol=1e-6)
 
 
 @dataclass(frozen=True)
@@ -90,15 +87,17 @@ def world(request, bert_backbone, file_of, tmp_path_factory):
 
 def test_onnxruntime_answers_cases_as_the_decider_does(world):
     joins = world.file.card["cases"]["joins_images"]
-    assert ("weights" in world.file.names) == joins == world.model.card.grouping.joins_images
+    assert ("probabilities" not in world.file.names) == joins
+    assert joins == world.model.card.grouping.joins_images
     for decision in Decider(world.model).decide(world.cases[::3]):
         outputs = world.file.run(world.pixels(decision.case.images))
-        np.testing.assert_allclose(outputs["probabilities"][0], decision.probabilities, atol=1e-4)
         logits = [seen.logits for seen in decision.images]
         np.testing.assert_allclose(outputs["logits"], logits, atol=1e-3)
         if joins:
-            weights = [seen.weight for seen in decision.images]
-            np.testing.assert_allclose(outputs["weights"], weights, atol=1e-3)
+            p = EXAMPLE["answer"](outputs["logits"], world.file.card)
+        else:
+            [p] = outputs["probabilities"]
+        np.testing.assert_allclose(p, decision.probabilities, atol=1e-4)
 
 
 def test_limits_of_the_file_give_the_deciders_answers(world):
@@ -110,49 +109,22 @@ def test_limits_of_the_file_give_the_deciders_answers(world):
         assert task.answers(p, task.plausible(p, limits)) == [decision.answer]
 
 
-def test_a_large_case_can_be_pooled_outside_as_the_metadata_says(world):
-    card = world.file.card
-    if not card["cases"]["joins_images"]:
-        assert "poolings" not in card["cases"]
-        return
-    batch = world.pixels(images_of(world.cases[:2]))
-    whole = world.file.run(batch)["probabilities"]
-    parts = [world.file.run(batch[k : k + 2])["logits"] for k in range(0, 6, 2)]
-    logits = np.concatenate(parts)
-    p = {}
-    for question, pooling in zip(card["questions"], card["cases"]["poolings"], strict=True):
-        names = card["class_names"]
-        columns = [
-            logits[:, names.index(n)] if n in names else 0 * logits[:, 0] for n in question["names"]
-        ]
-        z = np.stack(columns, axis=1)
-        r = z - np.log(np.exp(z[:, pooling["normal"]]).sum(axis=1, keepdims=True))
-        s = pooling["tau"] * np.log(np.exp(r / pooling["tau"]).mean(axis=0))
-        u = (1 - 1 / len(r)) * r.mean(axis=0)
-        scores = pooling["heat"] * s - pooling["mean_weight"] * u + pooling["bias"]
-        scores = scores / question["temperature"] + question["shift"]
-        shares = np.exp(scores) / np.exp(scores).sum()
-        p |= dict(zip(question["names"], shares, strict=True))
-    np.testing.assert_allclose([p[name] for name in card["class_names"]], whole[0], atol=1e-4)
-
-
 def test_cases_without_fitted_poolings_are_pooled_as_the_decider_does(world, file_of, tmp_path):
     card = world.model.card.model_copy(update={"poolings": (), "cases": {"by": "exam"}})
     model = ogkd.Classifier(world.model.backbone, world.model.head, card)
     export_onnx(model, tmp_path / "plain.onnx")
     images = tuple(images_of(world.cases)[:4])
     [decision] = Decider(model).decide([replace(world.cases[0], images=images)])
-    outputs = file_of((tmp_path / "plain.onnx").read_bytes()).run(world.pixels(images))
-    np.testing.assert_allclose(outputs["probabilities"][0], decision.probabilities, atol=1e-4)
+    file = file_of((tmp_path / "plain.onnx").read_bytes())
+    p = EXAMPLE["answer"](file.run(world.pixels(images))["logits"], file.card)
+    np.testing.assert_allclose(p, decision.probabilities, atol=1e-4)
 
 
 def test_the_example_script_answers_all_its_images_as_one_case(world, capsys):
-    script = runpy.run_path(str(EXAMPLE), run_name="example")
     case = world.cases[0]
-    assert script["main"](str(world.path), *map(str, case.images)) == 0
-    first, *rest = capsys.readouterr().out.splitlines()
+    assert EXAMPLE["main"](str(world.path), *map(str, case.images)) == 0
+    [first] = capsys.readouterr().out.splitlines()
     [decision] = Decider(world.model).decide([case])
     shown = dict(cell.rsplit(" ", 1) for cell in first.split("\t")[1:])
     expected = dict(zip(world.model.class_names, decision.probabilities, strict=True))
     assert {name: float(p) for name, p in shown.items()} == pytest.approx(expected, abs=1e-4)
-    assert len(rest) == (len(case.images) if world.file.card["cases"]["joins_images"] else 0)

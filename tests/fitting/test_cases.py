@@ -143,8 +143,7 @@ def test_decisions_are_the_same_wherever_encodings_come_from(world: World) -> No
 
 
 def test_sets_and_verdicts_are_what_the_limits_of_the_calibration_allow(world: World) -> None:
-    policy = Policy(sensitivity=0.5) if world.findings else Policy(coverage=0.8)
-    decider = Decider(world.model, policy)
+    decider = Decider(world.model, Policy(coverage=0.8))
     limits = decider.least_probability
     assert limits is not None
     for decision in decider.decide(world.part().cases):

@@ -168,7 +168,6 @@ def test_data_that_cannot_be_learned_from_is_refused(bert_backbone, pictures, tm
         ({"shots": 0}, "shots"),
         ({"prompts": {"bright mark": ["x"]}}, "prompts"),
         ({"on_error": "ignore"}, "on_error"),
-        ({"sampling": "nest"}, "sampling"),
     ],
 )
 def test_invalid_options_are_refused_and_leave_nothing(pictures, tmp_path, options, argument):

@@ -118,7 +118,6 @@ LINES = {
     "prompts new": "prompts new --classes a,b --out b.json",
     "prompts check": "prompts check b.json",
     "bench run": "bench run {grid} --workers 0 --out new",
-    "import-checkpoint": "import-checkpoint c.pt --classes a,b --backbone builtin --out new",
     "app": "app {model} --port 0",
     "studio": "studio {data} --backbone builtin --out new --port 0",
 }

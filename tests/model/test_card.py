@@ -39,7 +39,7 @@ def written(folder: Path, **changes) -> Path:
 
 def test_a_card_is_read_back_as_it_was_written(tmp_path):
     path = tmp_path / "model.json"
-    card = example(shots=16, preset="auto", imported_sha256="i", weights_sha256="w")
+    card = example(shots=16, preset="auto", weights_sha256="w")
     path.write_text(json.dumps(card.model_dump(mode="json"), ensure_ascii=False), encoding="utf-8")
     assert ModelCard.read(path) == card
     assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == SCHEMA == 3

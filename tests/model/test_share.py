@@ -13,8 +13,7 @@ import ogkd
 from ogkd.errors import ConfigError
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import write_calibration
-from ogkd.model.readme import README
-from ogkd.model.share import is_hub_id
+from ogkd.model.share import README, is_hub_id
 from stub_server import serve
 
 

@@ -22,7 +22,7 @@ def pins(file):
 
 
 def needed():
-    for extra in ("dicom", "serve", "onnx", "ray", "audit", "prompts", "bench", "excel"):
+    for extra in ("dicom", "serve", "onnx", "audit", "bench", "excel"):
         yield from PROJECT["optional-dependencies"][extra]
     yield from PROJECT["dependencies"]
 
@@ -35,7 +35,7 @@ def test_lock_has_every_package_of_users_except_torch():
 def test_lock_and_constraints_name_the_same_versions():
     locked, tested = pins("requirements.lock"), pins("constraints.txt")
     both = locked.keys() & tested.keys()
-    assert len(both) > 80
+    assert len(both) > 70
     assert {name: locked[name] for name in both} == {name: tested[name] for name in both}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ogkd.prompts.bank import read_bank, shipped_banks
 from ogkd.prompts.check import check_bank, stem, text_faults
-from stub_server import texts
+from tiny_data import texts
 
 GOOD = "Kidney stone seen as a small bright dot with a clean shadow behind it."
 

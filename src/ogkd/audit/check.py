@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, small_gray
+from ogkd.audit.duplicates import Duplicates, find_duplicates, small_gray
 from ogkd.audit.findings import all_findings, gather_facts, printable
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
@@ -21,7 +21,7 @@ from ogkd.data.fetch import locate_benchmark, named_benchmark, resolve_data
 from ogkd.data.grouping import Grouping
 from ogkd.data.names import normal_labels
 from ogkd.data.tasks import require_classes
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.files import resolved
 from ogkd.images import ImageRef, look_at, pixel_digest
 from ogkd.images.ref import file_state
@@ -64,17 +64,13 @@ def audit_data(
     *,
     root: Path,
     name: str = "",
-    near: int = NEAR,
     backbone: Backbone | None = None,
     scans: Scans | None = None,
 ) -> Audit:
     """Check a dataset; file names are relative to `root`. With a backbone, labels are checked too.
 
-    `near` is how many bits of 64 may differ between near duplicates. `scans` remembers files from
-    one check to the next, which then does not read them again.
+    `scans` remembers files from one check to the next, which then does not read them again.
     """
-    if not 0 <= near <= MAX_DISTANCE:
-        raise ConfigError(f"near must be 0 to {MAX_DISTANCE} bits, but is {near}.", argument="near")
     dataset, task = dataset.by_image(), dataset.task
     if not dataset.cases:
         raise DataError("The data contains no images. Check the path.")
@@ -99,7 +95,7 @@ def audit_data(
     # Without the folders above the data, which do not belong in a shared page.
     above = f"{root}{os.sep}"
     reasons = {number: printable(why.replace(above, "")) for number, why in unreadable.items()}
-    duplicates = find_duplicates(images, near=near)
+    duplicates = find_duplicates(images, near=NEAR)
     labels = None
     if backbone is not None:
         labels = _check_labels(backbone, dataset.images, records, duplicates)

@@ -20,14 +20,12 @@ SIDE = 64  # side of the small grey images that are hashed and compared
 # Scans of one kind share their coarse layout, so a few differing bits are not proof enough:
 # docs/evidence/data-check.md shows how both limits were chosen.
 MIN_LIKENESS = 0.85
-MAX_DISTANCE = 15  # bits
 MAX_PAIRS = 200_000  # a longer list helps nobody
 _BLANK = 2  # grey levels between the darkest and the brightest pixel
 _FLAT = 1.0  # grey levels: with less contrast than this, the bits would be noise
 _AROUND = 9  # pixels: the neighbourhood that a pixel is compared with
 _QUIET = 4.0  # grey levels: structure weaker than this counts less, as it may be noise
 _CHUNK = 1024  # images
-_SHARING = 10  # bits: with more, so many hashes share a part that all may as well be compared
 _COMPARED = 1 << 24  # pairs of hashes compared at once
 
 Pairs = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]
@@ -151,43 +149,16 @@ def _structure(small: NDArray[np.uint8]) -> NDArray[np.float64]:
 def close_pairs(hashes: NDArray[np.uint64], distance: int) -> Iterator[Pairs]:
     """Arrays (first, second, bits) of the pairs within `distance`; first < second, each once.
 
-    If the bits are dealt out to `distance` + 1 parts, two such hashes agree in all bits of at least
-    one part, so only hashes that share a part are compared.
-    """
-    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8).reshape(-1, 8), axis=1)
-    signs = bits.astype(np.float32) * 2 - 1  # [N, 64]
-    # Dealt out in turn: a part of neighbouring, coarse frequencies would hardly tell images apart.
-    weights = np.uint64(1) << np.arange(64, dtype=np.uint64)
-    parts = distance + 1 if distance <= _SHARING else 0
-    masks = [weights[part::parts].sum() for part in range(parts)] or [np.uint64(0)]
-    for part, mask in enumerate(masks):
-        shared = hashes & mask
-        order = np.argsort(shared, kind="stable")
-        starts = np.flatnonzero(np.diff(shared[order], prepend=~shared[order[:1]]))
-        for members in np.split(order, starts[1:]):
-            for first, second, differing in _pairs_of(members, signs, distance):
-                # A pair that shares an earlier part is known from there.
-                xor = hashes[first] ^ hashes[second]
-                new = np.ones(len(xor), np.bool_)
-                for earlier in masks[:part]:
-                    new &= (xor & earlier) != 0
-                yield first[new], second[new], differing[new]
-
-
-def _pairs_of(
-    members: NDArray[np.intp], signs: NDArray[np.float32], distance: int
-) -> Iterator[Pairs]:
-    """The pairs of some hashes, in order, that are within the distance.
-
     With bits as -1 and 1, the product of two hashes is 64 - 2 x the number of differing bits, so
     all pairs of a block of hashes are one product of matrices.
     """
-    rows = max(1, _COMPARED // max(1, len(members)))
-    for start in range(0, len(members) - 1, rows):
-        products = signs[members[start : start + rows]] @ signs[members[start:]].T
+    bits = np.unpackbits(np.ascontiguousarray(hashes).view(np.uint8).reshape(-1, 8), axis=1)
+    signs = bits.astype(np.float32) * 2 - 1  # [N, 64]
+    rows = max(1, _COMPARED // max(1, len(signs)))
+    for start in range(0, len(signs) - 1, rows):
+        products = signs[start : start + rows] @ signs[start:].T
         first, second = np.nonzero(products >= 64 - 2 * distance)
         first, second = first[first < second], second[first < second]
         if len(first):
             differing = (64 - products[first, second]) / 2
-            pair = members[first + start], members[second + start]
-            yield *pair, differing.astype(np.int64)
+            yield first + start, second + start, differing.astype(np.int64)

@@ -278,16 +278,14 @@ def compare_methods(
     runs_a: Sequence[FinishedRun],
     runs_b: Sequence[FinishedRun],
     *,
-    part: str | None = None,
     resamples: int = 2000,
     seed: int = 0,
 ) -> pd.DataFrame:
     """Accuracy of `a` minus that of `b` on the datasets and seeds that both have, as fractions.
 
     The first row is the mean over datasets, the others are the datasets: `difference` with its
-    interval `low` to `high` and two-sided `p`, the numbers of common seeds and of images. `part`
-    is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default "test" if
-    there is one, else "hm".
+    interval `low` to `high` and two-sided `p`, the numbers of common seeds and of images. Of base
+    and novel classes it is the harmonic mean.
     """
     pairs = paired_runs(runs_a, runs_b)
     if not pairs:
@@ -296,7 +294,7 @@ def compare_methods(
     draws: dict[str, NDArray[np.float64]] = {}
     rows = []
     for name, pair in pairs.items():
-        chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
+        chosen = "test" if "test" in pair[0][0].parts else "hm"
         tables = [_right(pair, piece) for piece in measured(chosen)]
         (a, b), drawn = resample(tables, resamples=resamples, rng=rng)
         draws[name] = drawn[0] - drawn[1]
@@ -315,7 +313,7 @@ def compare_methods(
 
 
 def compare_labels(
-    folder: RunsFolder, plan: Plan, a: str, b: str, *, part: str | None = None
+    folder: RunsFolder, plan: Plan, a: str, b: str
 ) -> dict[Condition, pd.DataFrame | None]:
     """Row `a` minus row `b` of a plan's table, for each column that both were planned in.
 
@@ -334,7 +332,7 @@ def compare_labels(
     for label, condition in runs:
         if label == a and (b, condition) in runs:
             both = runs[a, condition], runs[b, condition]
-            columns[condition] = compare_methods(*both, part=part) if paired_runs(*both) else None
+            columns[condition] = compare_methods(*both) if paired_runs(*both) else None
     if all(frame is None for frame in columns.values()):
         raise DataError(f"'{a}' and '{b}' have no common dataset and seed in '{plan.name}'.")
     return columns

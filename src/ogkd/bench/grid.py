@@ -1,39 +1,33 @@
 """Grids: which datasets, methods, shots, seeds and settings a benchmark runs.
 
 A grid is a TOML file. The package's own are ten protocols in three variants (protocols/).
-Settings are tuned by a grid, too: a random search whose trials are rows that are judged on
-validation images, so that they are resumable, share features and passes, and test images stay
-unseen.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
 
-from ogkd.bench.runs import Cell, FinishedRun, Plan, Protocol, RunsFolder, RunSpec
+from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
 from ogkd.bench.sources import Source, find_sources
 from ogkd.data.names import fold_name
 from ogkd.data.phantoms import MOST_IMAGES
-from ogkd.data.splits import MAX_SEED, Sampling
-from ogkd.errors import ConfigError, DataError, did_you_mean
-from ogkd.files import read_toml, write_text
+from ogkd.data.splits import MAX_SEED
+from ogkd.errors import ConfigError, did_you_mean
+from ogkd.files import read_toml
 from ogkd.methods import METHODS, Method, make_method, presets
 from ogkd.prompts.bank import OURS
 from ogkd.records import first_problem
@@ -44,8 +38,6 @@ _PHANTOMS = {"train": 16, "val": 4, "test": 20}
 _Drawn = Annotated[int, Field(ge=1, le=MOST_IMAGES)]
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
-Tuned = dict[str, dict[str, dict[str, Any]]]
-"""Settings by method and dataset."""
 
 
 class _Record(BaseModel):  # not imported: ruff must see that defaults are pydantic's
@@ -80,11 +72,9 @@ class Grid(_Record):
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
     budgets: list[_Positive | None] = Field(default=[None], min_length=1)
-    sampling: Sampling = "released"
     upright: bool = True  # turn photographs as their camera's mark says (fidelity.md, 54)
     judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
     test_on: str | None = None  # test on this dataset, which has the same classes, or some of them
-    tuned: str | None = None  # a file of `bench run --tune`: settings by method and dataset
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
     over: dict[str, Any] = {}  # the same, but instead of a row's own, too
@@ -255,8 +245,6 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     preset = _preset(grid, source, row)
     fields = set(METHODS[row.method].Config.model_fields)
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
-    if grid.tuned is not None:
-        common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
     over = {key: value for key, value in grid.over.items() if key.split(".")[0] in fields}
     axis, values = next(iter(grid.sweep.items()), ("", [None]))
     for value in values:
@@ -284,7 +272,6 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
                     flips=flips,
                     budget=budget,
                     bank=source.bank,
-                    sampling=grid.sampling,
                     judge=grid.judge,
                     test_on=None if grid.test_on == source.name else grid.test_on,
                     # A folder may be elsewhere on the next machine.
@@ -310,101 +297,8 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
     return "auto" if "auto" in known else None
 
 
-@cache
-def read_tuned(path: str) -> Tuned:
-    """Settings by method and dataset, as tuning writes them."""
-    try:
-        return TypeAdapter(Tuned).validate_python(read_toml(Path(path)))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.", argument="tuned") from None
-
-
 def _method_class(name: str) -> type[Method]:
     if name not in METHODS:
         hint = did_you_mean(name, METHODS)
         raise ConfigError(f"Unknown method '{name}'.{hint}", argument="methods")
     return METHODS[name]
-
-
-# Tuning
-
-
-def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
-    """The grid with `trials` settings of each method in `only` for rows; the first is the preset.
-
-    Settings are drawn at random, none twice. Features come from the cache: where a preset trains
-    on fresh crops, the trials see whole images.
-    """
-    rows = []
-    for name in grid.only or ():
-        method = _method_class(name)
-        if not method.tunable:
-            raise ConfigError(f"'{name}' declares no numbers to tune.", argument="methods")
-        has_views = "views" in method.Config.model_fields and "views" not in grid.settings
-        fixed = {"views": 0} if has_views else {}
-        for number, settings in enumerate(_draws(method.tunable, trials, seed)):
-            rows.append(GridRow(method=name, label=f"{name} {number}", settings=fixed | settings))
-    if not rows:
-        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
-    return grid.model_copy(
-        update={
-            "name": f"tune-{grid.name}",
-            "title": f"{grid.title or grid.name}, tuning",
-            "table": grid.protocol,
-            "judge": "val",
-            "test_on": None,
-            "rows": rows,
-            "methods": [],
-            "only": None,
-            "sweep": {},
-            "flips": [0],
-            "budgets": [None],
-        }
-    )
-
-
-def _draws(
-    numbers: Mapping[str, Sequence[float]], trials: int, seed: int
-) -> list[dict[str, float]]:
-    possible = list(itertools.product(*numbers.values()))
-    drawn = random.Random(f"tune {seed}").sample(possible, min(trials - 1, len(possible)))
-    return [{}, *(dict(zip(numbers, values, strict=True)) for values in drawn)]
-
-
-def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
-    """The settings of the best trial of each method on each dataset.
-
-    The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
-    classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
-    """
-    finished = {run.spec.hash: run for _, run in folder.finished(plan)}
-    # The trials of each method on a dataset, by label.
-    searches: dict[tuple[str, str], dict[str, list[FinishedRun]]] = {}
-    for label, spec in ((cell.label, cell.spec) for cell in plan.cells):
-        if spec.hash not in finished:
-            raise DataError(f"Trial '{label}' on {spec.dataset} is not finished in {folder.root}.")
-        trials = searches.setdefault((spec.method, spec.dataset), {})
-        trials.setdefault(label, []).append(finished[spec.hash])
-    best: Tuned = {}
-    for (method, dataset), trials in searches.items():
-        runs = max(trials.values(), key=lambda runs: (_mean(runs, "accuracy"), -_mean(runs, "nll")))
-        tunable = METHODS[method].tunable
-        kept = {key: value for key, value in runs[0].spec.settings.items() if key in tunable}
-        best.setdefault(method, {})[dataset] = kept
-    return best
-
-
-def _mean(runs: Sequence[FinishedRun], metric: str) -> float:
-    return float(np.mean([run.metric(metric, part) for run in runs for part in run.parts]))
-
-
-def write_best(folder: RunsFolder, plan: Plan) -> Path:
-    """Write the best settings as TOML into the folder: a table [METHOD.DATASET] for each."""
-    lines = ["# Chosen on validation images; test images were not used.", ""]
-    for method, datasets in best_settings(folder, plan).items():
-        for dataset, settings in datasets.items():
-            lines.append(f'["{method}"."{dataset}"]')
-            lines += [*(f'"{name}" = {value!r}' for name, value in settings.items()), ""]
-    path = folder.root / "tuned.toml"
-    write_text(path, "\n".join(lines), ours=True)
-    return path

@@ -8,8 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -25,7 +24,7 @@ from ogkd.core.geometry import class_graph, prototypes
 from ogkd.core.training import one_thread
 from ogkd.data.case import images_of, require_files
 from ogkd.data.splits import base_and_novel, flip_labels
-from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError, pluralize
+from ogkd.errors import ConfigError, DataError, OgkdError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.encode import encode_now
@@ -34,7 +33,6 @@ from ogkd.files import holds_files, storage_errors
 from ogkd.fitting.prepare import Drawn, draw, make_support, text_sides
 from ogkd.images import ImageRef
 from ogkd.methods import (
-    METHODS,
     Head,
     Method,
     Support,
@@ -118,17 +116,6 @@ def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> li
             _refuse_other_data(folder, made_with[name], sources)
         folder.write_plan(plan)
     return notes
-
-
-def encoding_again(specs: Iterable[RunSpec], sources: Mapping[str, Source]) -> str:
-    """What runs that tune the image tower cost beyond training; "" if there are none."""
-    tuned = [spec for spec in specs if METHODS[spec.method].needs_pixels]
-    datasets, images = cache(lambda name: open_source(sources[name]).dataset), 0
-    with suppress(OgkdError):  # not there yet: the runs say so
-        images = sum(len(datasets(s.test_on or s.dataset).part(s.judge)) for s in tuned)
-    words = "Methods that tune the image tower encode every test image again for each run"
-    amount = f"{pluralize(len(tuned), 'run')}, {pluralize(images, 'image')}"
-    return f"{words}: {amount}." if images else ""
 
 
 def _refuse_other_data(folder: RunsFolder, run: FinishedRun, sources: Mapping[str, Source]) -> None:
@@ -325,7 +312,7 @@ def _support(
     task = source.dataset.task
     base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
     drawn = draw(
-        source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+        source.dataset, method, shots=spec.shots, seed=spec.seed,
         classes=base, validation=spec.judge != "val",
     )  # fmt: skip
     if base is not None:

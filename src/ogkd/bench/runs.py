@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from ogkd.data.splits import MAX_SEED, Sampling
+from ogkd.data.splits import MAX_SEED
 from ogkd.errors import DataError, OgkdError, OgkdWarning
 from ogkd.files import folder_atomically, write_json
 from ogkd.records import Record, read_record, sealed
@@ -57,7 +57,7 @@ class RunSpec(FrozenRecord):
     flips: int = Field(default=0, ge=0)  # wrong labels per class
     budget: int | None = Field(default=None, ge=1)  # prompts per class that are used
     bank: str | None = None  # name of a prompt bank; None: templates, or the phantom's own
-    sampling: Sampling = "released"
+    sampling: Literal["released"] = "released"  # in the names of runs since there was another
     backbone: str = "builtin"
     judge: Literal["test", "val"] = "test"  # the images that it is judged on
     test_on: str | None = None  # whose images these are; None: the dataset's own

@@ -19,7 +19,7 @@ from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord, RunSpec
 from ogkd.data.case import Dataset
-from ogkd.data.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
+from ogkd.data.catalog import benchmark, benchmarks, find_benchmark
 from ogkd.data.fetch import read_benchmark
 from ogkd.data.names import normal_labels
 from ogkd.data.phantoms import PHANTOMS, phantom, write_folder
@@ -100,7 +100,7 @@ class OpenSource:
 def known_as(dataset: str) -> str | None:
     """The paper's benchmark that a dataset is, by any of its names ("COVID_19" is "covid")."""
     record = find_benchmark(dataset)
-    return record.name if record is not None and record.name in benchmarks() else None
+    return None if record is None else record.name
 
 
 def benchmark_of(spec: RunSpec) -> str | None:
@@ -122,7 +122,7 @@ def find_sources(
     """
     known: list[str] = []
     if data is None:
-        known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
+        known = list(benchmarks())
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:

@@ -1,4 +1,4 @@
-"""Workers: one loop that claims groups of runs by lock files, here, in processes or on Ray.
+"""Workers: one loop that claims groups of runs by lock files, here or in processes.
 
 Workers share nothing but the folder of runs. The operating system releases a lock with its
 process, so workers of several commands, or of machines with a common disk, can work on one folder
@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -20,20 +19,16 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from filelock import FileLock, Timeout
-from pydantic import AfterValidator
 
 from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, group_runs
 from ogkd.bench.runs import FrozenRecord, Plan, RunsFolder
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
-from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
 from ogkd.files import storage_errors
 from ogkd.methods import METHODS
 from ogkd.progress import progress_bar
@@ -48,12 +43,12 @@ Notify = Callable[[], object]
 
 
 class Job(FrozenRecord):
-    """Everything that a worker in another process needs; its working folder may be another."""
+    """Everything that a worker in another process needs."""
 
-    out: Annotated[Path, AfterValidator(Path.absolute)]  # the folder of runs
+    out: Path  # the folder of runs
     plan: Plan
     sources: dict[str, Source]
-    backbone: Annotated[str, AfterValidator(absolute)]  # its name, or its path
+    backbone: str  # its name, or its path
     device: str = "auto"
     engine: str = "torch"  # that encodes images
     threads: int | None = None
@@ -277,49 +272,3 @@ def main(job: str) -> None:
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns when the parent has ended, in whatever way
     os._exit(1)
-
-
-def run_ray(job: Job, cluster: Cluster, notify: Notify = lambda: None) -> None:
-    """Run what is missing on a Ray cluster whose nodes share the folder of runs.
-
-    Ray starts a worker again whose process or node is lost.
-    """
-    job = job.model_copy(update={"threads": cluster.threads})
-    with cluster.joined() as ray:
-        resources = cluster.resources(ray, job.device)
-        task = ray.remote(work_on_node).options(**resources, max_retries=MOST_ATTEMPTS)
-        count = min(len(job.groups()), cluster.workers(ray, resources))
-        arguments = job.model_dump_json(), settings_for_workers(), version("ogkd")
-        left = [task.remote(*arguments) for _ in range(count)]
-        try:
-            ended: list[object] = []
-            while not ended:
-                ended, left = ray.wait(left, timeout=_PAUSE)
-                notify()
-            error = ray.get(ended[0])
-        except ray.exceptions.RayError as lost:
-            reason = f"Workers on the cluster died: {type(lost).__name__}. Finished runs are kept."
-            raise ConfigError(reason, argument="ray") from None
-        finally:
-            for reference in left:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    ray.cancel(reference, force=True)
-        if error:
-            raise ConfigError(**error)
-
-
-def work_on_node(
-    content: str, settings: Mapping[str, str], wanted: str
-) -> dict[str, str | None] | None:
-    """Work on a node of a cluster, if it has the same software and the folder of runs."""
-    use_settings(settings)
-    job = Job.model_validate_json(content)
-    missing = [] if job.out.is_dir() else [str(job.out)]
-    missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
-    if missing:
-        return {"message": f"Node {platform.node()} has no {missing[0]}.", "argument": "ray"}
-    try:
-        work(job)
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return {"message": str(error), "argument": error.argument}
-    return None

@@ -34,7 +34,7 @@ app = CommandGroup(
 for _function in (
     *(fit.start, fit.fit, predict.predict, evaluate.evaluate, evaluate.calibrate),
     *(deploy.studio, deploy.app, deploy.export, backbones.embed, demo.demo, demo.phantoms),
-    *(fit.import_checkpoint, fit.methods, doctor.doctor),
+    *(fit.methods, doctor.doctor),
 ):
     app.command()(_function)
 for _group in (prompts, backbones, data, bench):
@@ -59,7 +59,7 @@ def _root(
         Option(
             "--plugin",
             metavar="FILE_OR_MODULE",
-            help="Load code that adds methods, backbones or datasets. Accepted by every command, "
+            help="Load code that adds methods or backbones. Accepted by every command, "
             "any number of times. It runs with your rights: name only code that you trust.",
         ),
     ] = None,

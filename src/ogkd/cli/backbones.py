@@ -126,30 +126,25 @@ def embed(
     *,
     out: opt.OutFile,
     backbone: opt.BackboneOption = "builtin",
-    patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
     on_error: opt.OnErrorOption = "stop",
+    slice: opt.SliceOption = None,
+    device: opt.DeviceOption = "auto",
     engine: opt.EngineOption = "torch",
-    encoding: opt.EncodingOptions,
 ) -> None:
     """Write the image features of a frozen backbone to a safetensors file.
 
-    Tensors are float32 and L2-normalised: `globals` [N,d] and, with
-    --patches, `patches` [N,P,d]. The metadata key `files` is a JSON list of
-    the files, sorted, in row order. For very large folders, --ray spreads the
-    images over the workers of a Ray cluster.
+    The tensor `globals` [N,d] is float32 and L2-normalised. The metadata key
+    `files` is a JSON list of the files, sorted, in row order.
     """
-    on_cluster = encoding.cluster() is not None
-    # On a cluster only its name and digest are used: the workers encode, on their own devices.
-    device = "cpu" if on_cluster else encoding.device
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
-    from ogkd.features.embed import embed_images
+    from ogkd.features.encode import write_features
     from ogkd.features.unreadable import unreadable_error
 
-    refs = sorted(encoding.find(images), key=lambda image: image.as_posix())
-    batches = encoding.encode(model, refs, patches=patches)
+    refs = sorted(opt.find_refs(images, slice), key=lambda image: image.as_posix())
     began = time.perf_counter()
-    count, bad = embed_images(model, refs, batches, out, on_error=on_error)
+    bad = write_features(model, refs, out, on_error=on_error)
     seconds = time.perf_counter() - began
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
+    count = len(refs) - len(bad)
     typer.echo(f"{count} images in {seconds:.1f} s ({count / seconds:.1f} images/s) -> {out}")

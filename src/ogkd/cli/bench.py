@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,9 +65,6 @@ class GridOptions:
     test_on: Annotated[
         str | None, Option(help="Test on this dataset instead; its classes must be known by name.")
     ] = None
-    tuned: Annotated[
-        str | None, Option(help="Use the settings that --tune wrote to this file.")
-    ] = None
 
     def read(self) -> list[Grid]:
         """The grids of the name, with the fields that options replace."""
@@ -84,7 +80,6 @@ class GridOptions:
             "seeds": _numbers("seeds", self.seeds),
             "over": opt.read_settings(self.settings or ()) or None,
             "test_on": self.test_on,
-            "tuned": self.tuned,
         }
         return [read_grid(name, changes, row_set=self.rows) for name in grid_names(self.grid)]
 
@@ -118,17 +113,8 @@ def run(
     grid: GridOptions,
     out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: Annotated[
-        int | None,
-        Option(min=0, max=1024, help="Processes (default: 1; with --ray: all that fit)."),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        Option(help="Run on a Ray cluster: auto or HOST:PORT; local starts one here."),
-    ] = None,
-    tune: Annotated[
-        int | None,
-        Option(min=2, max=1000, help="Try N settings on validation images -> OUT/tuned.toml."),
-    ] = None,
+        int, Option(min=0, max=1024, help="Processes; more commands on one folder join in.")
+    ] = 1,
     dry_run: Annotated[
         bool, Option("--dry-run", help="List the runs that are missing and count them.")
     ] = False,
@@ -136,16 +122,12 @@ def run(
     engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
-    from ogkd.bench.grid import expand, tuning_grid, write_best
-    from ogkd.bench.runner import encoding_again, prepare
+    from ogkd.bench.grid import expand
+    from ogkd.bench.runner import prepare
     from ogkd.bench.runs import RunsFolder
     from ogkd.bench.worker import Job, watched
 
     folder, grids = RunsFolder(out), grid.read()
-    if tune is not None:
-        if len(grids) > 1:
-            raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
-        grids = [tuning_grid(*grids, trials=tune)]
     specs: dict[str, RunSpec] = {}
     for each, (plan, sources) in ((each, expand(each)) for each in grids):
         missing = [spec for spec in plan.specs.values() if not folder.has(spec)]
@@ -160,8 +142,6 @@ def run(
         done = len(plan.specs) - len(missing)
         line = f"{plan.title}: {len(plan.specs)} runs, {done} of them done already."
         (typer.echo if dry_run else say)(line)
-        if cost := encoding_again(missing, sources):
-            say(cost)
         if dry_run or not missing:
             continue
         job = Job(
@@ -169,28 +149,21 @@ def run(
             device=device, engine=engine,
         )  # fmt: skip
         with watched(folder, plan) as notify:
-            _work(job, notify, workers, ray)
+            _work(job, notify, workers)
     if dry_run:
         return
     _print_end(folder, plan, specs)
-    if tune is not None:
-        path = write_best(folder, plan)
-        say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
 
 
-def _work(job: Job, notify: Notify, workers: int | None, ray: str | None) -> None:
-    """Run a job here, in processes or on a cluster, until it is done or stopped."""
-    from ogkd.bench.worker import run_processes, run_ray, work
-    from ogkd.features.cluster import Cluster
+def _work(job: Job, notify: Notify, workers: int) -> None:
+    """Run a job here or in processes, until it is done or stopped."""
+    from ogkd.bench.worker import run_processes, work
 
     try:
-        if ray is not None:
-            cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
-            run_ray(job, Cluster(ray, workers, cores), notify)
-        elif workers == 0:
+        if workers == 0:
             work(job, notify)
         else:
-            run_processes(job, workers or 1, notify)
+            run_processes(job, workers, notify)
     except KeyboardInterrupt:
         say("Stopped. Run the same command again to resume.")
         sys.exit(130)

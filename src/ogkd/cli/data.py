@@ -40,9 +40,9 @@ def list_benchmarks(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
-    from ogkd.data.catalog import benchmark, known_benchmarks
+    from ogkd.data.catalog import benchmark, benchmarks
 
-    records = known_benchmarks().values() if name is None else [benchmark(name)]
+    records = benchmarks().values() if name is None else [benchmark(name)]
     rows = [_facts(record) for record in records]
     if as_json:
         print_json(rows if name is None else rows[0])

@@ -24,9 +24,7 @@ _EXTRAS = {  # what of each is imported
     "dicom": "pydicom",
     "serve": "uvicorn",
     "onnx": "onnxruntime",
-    "ray": "ray",
     "audit": "cleanlab",
-    "prompts": "openai",
     "bench": "pandas",
     "excel": "openpyxl",
 }

@@ -1,4 +1,4 @@
-"""`ogkd fit`, `start`, `import-checkpoint` and `methods`: making a model, and with what."""
+"""`ogkd fit`, `start` and `methods`: making a model, and with what."""
 
 from __future__ import annotations
 
@@ -147,29 +147,6 @@ start.__signature__ = signature_of(  # type: ignore[attr-defined]
         ("restart", Annotated[bool, _RESTART], False),
     ]
 )
-
-
-def import_checkpoint(
-    file: Annotated[Path, Argument(help="A file such as model.pth.tar-100.")],
-    *,
-    classes: Annotated[
-        str, Option(help="Class names in label order, separated by commas, or a benchmark: btmri.")
-    ],
-    out: opt.ModelOut,
-    backbone: opt.BackboneOption = "biomedclip",
-    device: opt.DeviceOption = "auto",
-) -> None:
-    """Turn a released BiomedCoOp or OGKD checkpoint into a model folder; no code in it is run."""
-    from ogkd.data.catalog import benchmark
-    from ogkd.fitting.importing import import_context
-    from ogkd.model.classifier import place_for_model
-
-    names = opt.split_list(classes)
-    if len(names) == 1:
-        names = list(benchmark(classes).class_names)
-    place_for_model(out)
-    import_context(file, names, backbone=backbone, device=device).save(out)
-    _print_next(out)
 
 
 def _print_next(out: Path) -> None:

@@ -7,8 +7,7 @@ import csv
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
@@ -21,11 +20,8 @@ from ogkd.files import check_replaceable, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
-    from ogkd.backbones import Backbone
     from ogkd.data.case import Case
     from ogkd.data.tables import Sheet
-    from ogkd.features import EncodedBatch
-    from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
 
 # What the options of a fit do; other commands have some of them too.
@@ -50,7 +46,6 @@ ColumnsOption = Annotated[
 ]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 CasesOption = Annotated[str | None, Option(help=HELP["cases"])]
-SlicesOption = Annotated[str | None, Option(help=HELP["slices"])]
 
 # Models
 ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --out`.")]
@@ -104,87 +99,32 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 OutFile = Annotated[Path, output_file("--out", "-o", help="The file to write.")]
 
 
-@dataclass(frozen=True)
-class RayOptions:
-    """Options of commands that can spread their work over a Ray cluster."""
+def find_refs(images: Sequence[Path], slice: str | None) -> list[ImageRef]:
+    """The image files in files and folders, with the slice to take of volumes."""
+    from ogkd.data.read import unread_below
+    from ogkd.images import SliceRule, find_images
 
-    ray: Annotated[
-        str | None,
-        Option(
-            metavar="ADDRESS",
-            help="Spread the work over a Ray cluster: auto or HOST:PORT; local starts one here.",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None, Option(min=1, max=10_000, help="Ray workers (default: as many as fit).")
-    ] = None
-    cpus_per_worker: Annotated[
-        float, Option(min=0.1, max=10_000, help="CPU cores for each Ray worker.")
-    ] = 1.0
-
-    def cluster(self) -> Cluster | None:
-        """The Ray cluster to use; None without --ray, where its options are refused."""
-        if self.ray is None:
-            for option in fields(RayOptions):
-                if getattr(self, option.name) != option.default:
-                    raise ConfigError("It has no effect without --ray.", argument=option.name)
-            return None
-        from ogkd.features.cluster import Cluster
-
-        return Cluster(self.ray, self.workers, self.cpus_per_worker)
+    rule = None if slice is None else SliceRule.parse(slice)
+    for what, advice in unread_below([path for path in images if path.is_dir()]):
+        say(f"Note: {what} {advice}")
+    return [image.sliced(rule) for image in find_images(images)]
 
 
-@dataclass(frozen=True)
-class EncodingOptions(RayOptions):
-    """Options of commands that encode many images, here or on a Ray cluster."""
+def find_cases(images: Sequence[Path], columns: str | None, slice: str | None) -> list[Case]:
+    """A case for each image in files, folders and tables."""
+    from ogkd.data.case import unlabelled_cases
+    from ogkd.data.tables import TABLES, read_unlabelled_table
 
-    slice: SliceOption = None
-    device: DeviceOption = "auto"
-
-    def find(self, images: Sequence[Path]) -> list[ImageRef]:
-        """The image files in files and folders, with the slice to take of volumes."""
-        from ogkd.data.read import unread_below
-        from ogkd.images import SliceRule, find_images
-
-        rule = None if self.slice is None else SliceRule.parse(self.slice)
-        for what, advice in unread_below([path for path in images if path.is_dir()]):
-            say(f"Note: {what} {advice}")
-        return [image.sliced(rule) for image in find_images(images)]
-
-    def find_cases(self, images: Sequence[Path], columns: str | None) -> list[Case]:
-        """A case for each image in files, folders and tables."""
-        from ogkd.data.case import unlabelled_cases
-        from ogkd.data.tables import TABLES, read_unlabelled_table
-
-        names = read_columns(columns)
-        if names and not any(path.suffix.lower() in TABLES for path in images):
-            raise ConfigError("It has no effect without a table.", argument="columns")
-        cases: list[Case] = []
-        for path in images:
-            if path.suffix.lower() in TABLES:
-                cases += read_unlabelled_table(path, names)
-            else:
-                cases += unlabelled_cases(self.find([path]))
-        return cases
-
-    def encode(
-        self, backbone: Backbone, images: Iterable[ImageRef], **features: bool
-    ) -> Iterator[EncodedBatch]:
-        """Encode here, or on the workers of a cluster, which load the same backbone."""
-        from ogkd.features import encode_files
-        from ogkd.features.cluster import encode_files_on_ray
-
-        if (cluster := self.cluster()) is None:
-            return encode_files(backbone, images, **features)
-        return encode_files_on_ray(
-            backbone,
-            list(images),
-            cluster=cluster,
-            source=backbone.name,
-            device=self.device,
-            engine=backbone.engine,
-            **features,
-        )
+    names = read_columns(columns)
+    if names and not any(path.suffix.lower() in TABLES for path in images):
+        raise ConfigError("It has no effect without a table.", argument="columns")
+    cases: list[Case] = []
+    for path in images:
+        if path.suffix.lower() in TABLES:
+            cases += read_unlabelled_table(path, names)
+        else:
+            cases += unlabelled_cases(find_refs([path], slice))
+    return cases
 
 
 def split_list(text: str) -> list[str]:

@@ -63,15 +63,12 @@ def predict(
         Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
     max_risk: opt.MaxRiskOption = None,
-    confidence: Annotated[
-        float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
-    ] = 0.9,
+    confidence: Annotated[float, Option(help="Confidence with which --max-risk holds.")] = 0.9,
     coverage: opt.CoverageOption = None,
     prior: Annotated[
         str | None,
         Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
     ] = None,
-    sensitivity: opt.SensitivityOption = None,
     cases: Annotated[
         str | None,
         Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
@@ -89,8 +86,9 @@ def predict(
             "folder or hub id (default: the best one on this machine).",
         ),
     ] = None,
+    slice: opt.SliceOption = None,
+    device: opt.DeviceOption = "auto",
     engine: opt.EngineOverride = None,
-    encoding: opt.EncodingOptions,
 ) -> None:
     """Classify images and print one row for each, with the probability of every class.
 
@@ -108,29 +106,29 @@ def predict(
     IMAGES...` compares images with the texts of classes.
     """
     from ogkd.data.grouping import Grouping
+    from ogkd.features import encode_files
     from ogkd.model.decide import Decider
     from ogkd.model.policy import Policy
     from ogkd.model.table import read_predictions, row_writer
     from ogkd.progress import progress_bar
 
-    encoding.cluster()  # refuses what cannot work, before anything is read
     _check_output(out, format, only_new)
-    policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior), sensitivity)
+    policy = Policy(max_risk, confidence, coverage, opt.read_prior(prior))
     if zero_shot is not None:
         paths = [model, *(images or [])]
         # Else it warns now, and at the end again.
-        shown = encoding.find_cases(paths, columns) if backbone is None else []
-        classifier = _zero_shot(zero_shot, prompts, shown, backbone, engine, encoding)
+        shown = opt.find_cases(paths, columns, slice) if backbone is None else []
+        classifier = _zero_shot(zero_shot, prompts, shown, backbone, engine, device)
     elif prompts is not None:
         raise ConfigError("It only applies to --zero-shot.", argument="prompts")
     else:
         paths = images or []
         _check_order(model, paths)
-        classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
-    given = {"by": cases, "slices": slices, "slice": encoding.slice}
+        classifier = ogkd.load(model, backbone=backbone, device=device, engine=engine)
+    given = {"by": cases, "slices": slices, "slice": slice}
     rule = {name: value for name, value in given.items() if value is not None}
     grouping = Grouping.parse(**classifier.card.grouping.as_json() | rule)
-    todo = grouping.expand(grouping.merge(encoding.find_cases(paths, columns)))
+    todo = grouping.expand(grouping.merge(opt.find_cases(paths, columns, slice)))
     joined, digest, task = grouping.joins_images, classifier.digest, classifier.task
     before, known = "", set[str]()
     if only_new and out is not None:
@@ -144,7 +142,7 @@ def predict(
         say(note)
 
     def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return encoding.encode(classifier.backbone, refs, patches=False, deep=classifier.deep)
+        return encode_files(classifier.backbone, refs, patches=False, deep=classifier.deep)
 
     decisions = decider.decide(todo, encode, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
@@ -214,14 +212,14 @@ def _zero_shot(
     cases: list[Case],
     backbone: str | None,
     engine: str | None,
-    encoding: opt.EncodingOptions,
+    device: str,
 ) -> Classifier:
     classifier = ogkd.zero_shot(
         opt.read_classes(classes) or [],
         backbone=backbone or FitRequest.backbone,
         prompts=prompts,
         images=[case.image for case in cases],
-        device=encoding.device,
+        device=device,
         engine=engine or FitRequest.engine,
         say=say,
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer import Argument, Option
@@ -13,20 +12,17 @@ from typer import Argument, Option
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import print_json, print_table, say
-from ogkd.errors import ConfigError, DataError, Interrupted
+from ogkd.errors import ConfigError
 from ogkd.files import write_json
-from ogkd.prompts.bank import bank_digest, fold, read_bank, shipped_banks
+from ogkd.prompts.bank import bank_digest, read_bank, shipped_banks
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
-from ogkd.prompts.templates import find_modality, modality_bank, require_classes
-
-if TYPE_CHECKING:
-    from ogkd.prompts.generate import Order
+from ogkd.prompts.templates import modality_bank, require_classes
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
 
 _COLOURS = {"error": "red", "warning": "yellow"}
-_SHIPPED = 50  # prompts per class of the banks that come with the package, and of generated ones
+_SHIPPED = 50  # prompts per class of the banks that come with the package
 
 
 @app.command("show")
@@ -86,61 +82,17 @@ def new(
         str, Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
     ] = "any",
     organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None,
-    model: Annotated[
-        str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
-    ] = None,
     *,
     out: opt.OutFile,
 ) -> None:
-    """Write a bank: from templates, or by a language model.
-
-    Templates for a modality are a start to edit. With --model, the endpoint
-    with OpenAI's API at OGKD_LLM_URL writes 50 texts for each class; only class
-    names, modality, organ and texts are sent, never images, and its key is
-    taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
-    classes.
-    """
+    """Write a bank from the templates of a modality, as a start to edit."""
     names = require_classes(classes.split(","))
-    if model is not None:
-        from ogkd.prompts.generate import Order
-
-        order = Order(tuple(names), _SHIPPED, find_modality(modality).title, organ)
-        bank = _generate(order, model, out)
-    elif out.exists():
+    if out.exists():
         raise ConfigError(f"{out} already exists.", argument="out")
-    else:
-        bank = modality_bank(names, modality=modality, organ=organ)
-        write_json(out, bank)
+    bank = modality_bank(names, modality=modality, organ=organ)
+    write_json(out, bank)
     typer.echo(f"{len(bank)} classes with {_count(bank)} texts -> {out}")
     typer.echo(f"Next: read and edit the texts, then `ogkd prompts check {out}`.")
-
-
-def _generate(order: Order, model: str, out: Path) -> dict[str, list[str]]:
-    from ogkd.progress import progress_bar
-    from ogkd.prompts.generate import chat, generate
-
-    if not (url := os.environ.get("OGKD_LLM_URL")):
-        raise ConfigError("Set OGKD_LLM_URL to the base URL of the language model's endpoint.")
-    ask = chat(url, model, key=os.environ.get("OGKD_LLM_KEY", "").strip() or None)
-    bank = read_bank(out) if out.exists() else {}
-    try:
-        with progress_bar("Asking for prompts", order.count * len(order.class_names)) as bar:
-            for name, added, texts in generate(order, ask, bank=bank):
-                if added:
-                    write_json(out, bank := texts)
-                bar.advance(added)
-                bar.describe(name)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Stopped. The texts so far are in {out}: run the same command again to resume."
-        ) from None
-    counts = {fold(name): len(texts) for name, texts in bank.items()}
-    if short := [name for name in order.class_names if counts.get(fold(name), 0) < order.count]:
-        raise DataError(
-            f"The model gave too few usable texts for {', '.join(short)}. Run the same command "
-            f"again to ask for more; {out} has those received."
-        )
-    return bank
 
 
 @app.command("fetch")

@@ -1,18 +1,16 @@
-"""The benchmark datasets of catalog.toml and of plugins as checked records; no images."""
+"""The benchmark datasets of catalog.toml as checked records; no images."""
 
 from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import read_toml
 
@@ -66,36 +64,23 @@ class Benchmark(_Record):
         """The classes that protocol keeps unseen."""
         return self.class_names[self.base :]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if len({name.casefold() for name in self.class_names}) < len(self.class_names):
-            raise ValueError(f"a class of {self.name} is named twice")
-        if unknown := set(self.normal) - set(self.class_names):
-            raise ValueError(f"normal classes that {self.name} does not have: {unknown}")
-        if not 0 < self.base < len(self.class_names):
-            raise ValueError(f"{self.name} needs base and novel classes, but base is {self.base}")
-        return self
-
 
 def read_catalog(path: Path) -> dict[str, Benchmark]:
-    try:
-        tables = read_toml(path)
-        source = tables.pop("source")
-        records = {}
-        for name, table in tables.items():
-            folder = table["folder"]
-            archive, split_file = f"{folder}.zip", f"split_{folder}.json"
-            records[name] = Benchmark(
-                name=name,
-                archive=archive,
-                url=f"{HUB}/datasets/{source['hub']}/resolve/main/{archive}",
-                split_file=split_file,
-                split_url=f"{source['splits']}/{folder}/{split_file}",
-                **table,
-            )
-        return records
-    except (tomllib.TOMLDecodeError, ValidationError, TypeError, KeyError) as error:
-        raise ConfigError(f"The catalogue {path} is not valid: {error}") from error
+    tables = read_toml(path)
+    source = tables.pop("source")
+    records = {}
+    for name, table in tables.items():
+        folder = table["folder"]
+        archive, split_file = f"{folder}.zip", f"split_{folder}.json"
+        records[name] = Benchmark(
+            name=name,
+            archive=archive,
+            url=f"{HUB}/datasets/{source['hub']}/resolve/main/{archive}",
+            split_file=split_file,
+            split_url=f"{source['splits']}/{folder}/{split_file}",
+            **table,
+        )
+    return records
 
 
 @functools.cache
@@ -104,30 +89,10 @@ def benchmarks() -> Mapping[str, Benchmark]:
     return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
 
 
-@functools.cache
-def known_benchmarks() -> Mapping[str, Benchmark]:
-    """The paper's datasets and those of plugins, whose entry points are paths of such files."""
-    known = dict(benchmarks())
-    for what, _, path in plugins.installed(plugins.DATASETS):
-        try:
-            records = read_catalog(Path(path))
-        except (OSError, TypeError, ConfigError) as error:
-            raise ConfigError(f"{what} cannot be used: {error}") from error
-        if twice := [name for name in records if _called(name, known)]:
-            raise ConfigError(f"Two datasets are named '{twice[0]}', one of them in {path}.")
-        known |= records
-    return MappingProxyType(known)
-
-
 def find_benchmark(name: str) -> Benchmark | None:
     """Find a dataset by its name, folder (COVID_19) or title, in any spelling of `plain_name`."""
-    # Plugins are only loaded if it is none of the paper's.
-    return _called(name, benchmarks()) or _called(name, known_benchmarks())
-
-
-def _called(name: str, records: Mapping[str, Benchmark]) -> Benchmark | None:
     wanted = plain_name(name)
-    for record in records.values():
+    for record in benchmarks().values():
         if wanted and wanted in map(plain_name, (record.name, record.folder, record.title)):
             return record
     return None
@@ -143,7 +108,7 @@ def benchmark(name: str | Benchmark) -> Benchmark:
         return name
     if (record := find_benchmark(name)) is not None:
         return record
-    known = known_benchmarks()
+    known = benchmarks()
     hint = did_you_mean(name.strip().lower(), known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}.",

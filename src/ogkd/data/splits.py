@@ -6,13 +6,11 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, get_args
 
 from ogkd.data.case import Case, Dataset
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError
 
-Sampling = Literal["released", "nested"]
 MAX_SEED = 2**32 - 1  # what every generator takes
 _VAL_SHOTS = 4  # the released code draws min(shots, 4) images per class to validate on
 _PRIORITY = {"train": 2, "val": 1}  # which split gives up cases of a shared group: the highest
@@ -31,22 +29,14 @@ def support_and_val(
     val: Sequence[Case],
     shots: int | None,
     seed: int,
-    *,
-    sampling: Sampling = "released",
 ) -> tuple[list[Case], list[Case]]:
     """`shots` cases of each class to learn from, and at most 4 of each to validate on.
 
-    A class with fewer gives all it has; None keeps every case. `released` draws what the released
-    code draws (fidelity.md, 31): Python's generator, classes in the order of first appearance, so
-    it depends on the order of the cases and the sets of different shots are unrelated; the draw of
-    `val` continues with the generator where that of `train` stopped. `nested` depends on the paths
-    alone, not on their order, and the cases of K shots are among those of any larger number.
+    A class with fewer gives all it has; None keeps every case. It draws what the released code
+    draws (fidelity.md, 31): Python's generator, classes in the order of first appearance, so it
+    depends on the order of the cases and the sets of different shots are unrelated; the draw of
+    `val` continues with the generator where that of `train` stopped.
     """
-    if sampling not in get_args(Sampling):
-        known = ", ".join(get_args(Sampling))
-        raise ConfigError(
-            f"sampling must be one of {known}, but is '{sampling}'.", argument="sampling"
-        )
     if shots is None:
         return list(train), list(val)
     if shots < 1:
@@ -56,7 +46,7 @@ def support_and_val(
             argument="shots",
         )
     few = min(shots, _VAL_SHOTS)
-    rng = random.Random(seed) if sampling == "released" else None
+    rng = random.Random(seed)
     return task.draw(train, shots, seed, rng), task.draw(val, few, seed, rng)
 
 

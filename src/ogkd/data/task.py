@@ -147,27 +147,15 @@ class Task:
         label_of = {number: known[fold_name(name)] for number, name in names.items()}
         return [label_of[target] for target in targets], []
 
-    def draw(
-        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
-    ) -> list[Case]:
-        """`shots` cases of each class, or with and without each finding.
-
-        With `rng`, as the released code draws; without, nested: the cases of K shots are among
-        those of more, whatever their order.
-        """
+    def draw(self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random) -> list[Case]:
+        """`shots` cases of each class, or with and without each finding."""
         by_class: dict[int, list[Case]] = {}
         for case in cases:
             by_class.setdefault(int(case.target), []).append(case)  # type: ignore[arg-type]
         drawn: list[Case] = []
-        if rng is not None:
-            for members in by_class.values():
-                # A class with exactly `shots` is shuffled too, as released: it moves the generator.
-                drawn += rng.sample(members, shots) if len(members) >= shots else members
-            return drawn
-        for label, members in sorted(by_class.items()):
-            members.sort(key=lambda case: case.image.as_posix())
-            random.Random(f"nested {seed} {label}").shuffle(members)
-            drawn += members[:shots]
+        for members in by_class.values():
+            # A class with exactly `shots` is shuffled too, as released: it moves the generator.
+            drawn += rng.sample(members, shots) if len(members) >= shots else members
         return drawn
 
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
@@ -278,13 +266,6 @@ class Task:
         members = None if answer.plausible is None else "|".join(answer.plausible) or "(none)"
         cells = (answer.prediction, answer.probability, None, members, *answer.probabilities)
         return list(zip((*first, *self.names), cells, strict=True))
-
-    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
-        """Columns and cells of a target beside the answer."""
-        shares = [f"{share:.6f}" for share in answer.probabilities]
-        best = shares[answer.label or 0]
-        cells = [("truth", self.text(target)), ("prediction", answer.prediction)]
-        return [*cells, ("probability", best), *zip(self.names, shares, strict=True)]
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names), "normal": list(self.normal_names)}

@@ -97,9 +97,7 @@ class Findings(Task):
         warning = f"The data says nothing about: {', '.join(missing)}. They are not evaluated."
         return translated, [warning] if missing else []
 
-    def draw(
-        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
-    ) -> list[Case]:
+    def draw(self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random) -> list[Case]:
         """Cases until each finding has `shots` with it and as many without, the rarest first.
 
         A case is drawn once and tells about all of its findings, so that some get more.
@@ -219,12 +217,6 @@ class Findings(Task):
         unsure = "|".join(name for name, word, _ in rows if word == UNSURE)
         each = [cell for _, *cells in rows for cell in cells]
         return list(zip(columns, [answer.prediction, unsure, *each], strict=True))
-
-    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
-        cells = []
-        for (name, known), share in zip(self.cells(target), answer.probabilities, strict=True):
-            cells += [(name, known), (f"{name} probability", f"{share:.6f}")]
-        return cells
 
 
 TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)}

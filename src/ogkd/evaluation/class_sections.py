@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from ogkd.evaluation.metrics import plain, share
 from ogkd.evaluation.names import METRICS
 from ogkd.evaluation.sections import (
     Chart,
@@ -51,7 +49,6 @@ _SETS = {  # kinds of sets: what they are guaranteed for ("": nothing), what the
     ),
     "estimate": ("", "calibration images"),
 }
-_PREVALENCES = (0.01, 0.05, 0.2, 0.5)  # of findings
 
 
 def summary(result: Values) -> Section:
@@ -137,7 +134,8 @@ def confusion(result: Values) -> Section:
 
 def screening(result: Values) -> Section | None:
     """Finding or no finding; None if no class is normal or one side has no images."""
-    if not _has_both(values := result["screening"]):
+    values = result["screening"]
+    if not (values and values["diseased_images"] and values["normal_images"]):
         return None
     ill, well = values["diseased_images"], values["normal_images"]
     missed, alarms = values["missed"], values["false_positives"]
@@ -152,43 +150,6 @@ def screening(result: Values) -> Section | None:
     table = Table(("in percent", "value"), rows, tuple(_SCREENING.values()))
     title = "Screening: finding or no finding"
     return Section(title, (text,), table, key="screening", short="Screening")
-
-
-def _has_both(values: Values | None) -> bool:
-    """Whether images with a finding and images without one were screened."""
-    return bool(values and values["diseased_images"] and values["normal_images"])
-
-
-def prevalence(result: Values) -> Section | None:
-    """How often answers are right where findings are as frequent as that, by Bayes' rule.
-
-    All three values increase with sensitivity and specificity, so the ends of both intervals
-    bound them.
-    """
-    values = result["screening"]
-    if not _has_both(values):
-        return None
-    text = (
-        "In percent. Sensitivity and specificity stay the same as long as images of each kind "
-        "look the same; how often an answer is right does not. Where findings are rare, most "
-        "alarms are false."
-    )
-    keys = ("sensitivity", "specificity")
-    known = np.array([[values[key], *(values["intervals"][key] or ())] for key in keys])
-    rows = []
-    for q in _PREVALENCES:
-        detected, cleared = q * known[0], (1 - q) * known[1]
-        right = {
-            "ppv": share(detected, detected + (1 - q) - cleared),
-            "npv": share(cleared, cleared + q - detected),
-            "all": detected + cleared,
-        }
-        row: dict[str, Any] = {key: plain(float(value[0])) for key, value in right.items()}
-        row["intervals"] = {key: value[1:] for key, value in right.items() if len(value) > 1}
-        rows.append((f"{100 * q:g} %", *(cell(row, key) for key in right)))
-    head = ("findings", "right if finding (PPV)", "right if normal (NPV)", "in all")
-    title = "If findings were more or less frequent"
-    return Section(title, (text,), Table(head, tuple(rows)))
 
 
 def referral(result: Values) -> Section:
@@ -334,7 +295,6 @@ CLASS_SECTIONS = (
     metrics,
     confusion,
     screening,
-    prevalence,
     referral,
     guarantees,
     calibration,

@@ -4,77 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ogkd.core.pooling import Pooling, relative
 from ogkd.errors import ConfigError
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import default_poolings
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
-WEIGHTS = "weights"  # the output that only models of cases of several images have
 _OPSET = 18
 _MOST_BYTES = 2_000_000_000  # a protobuf file is limited to 2 GiB
-
-
-class PooledQuestion(nn.Module):
-    """One question about one case: `Pooling.logits` and `Pooling.weights` as a graph.
-
-    Logits [N, C] of its images in; its logits [1, C], and for each answer the images' weights
-    [C, N] out.
-    """
-
-    findings: Tensor
-    nothing: Tensor
-    bias: Tensor
-
-    def __init__(self, pooling: Pooling, classes: int) -> None:
-        super().__init__()
-        self.pooling = pooling
-        findings = [label for label in range(classes) if label not in pooling.normal]
-        # "Nothing found" is decided by no image: then the finding that came nearest counts.
-        barred = torch.full((classes,), -math.inf)
-        barred[findings] = 0.0
-        nothing = torch.zeros(classes, dtype=torch.bool)
-        if findings:
-            nothing[list(pooling.normal)] = True
-        self.register_buffer("findings", barred)
-        self.register_buffer("nothing", nothing)
-        self.register_buffer("bias", torch.tensor(pooling.bias or (0.0,) * classes))
-
-    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        logits, tau = relative(z, self.pooling.normal), self.pooling.tau
-        if math.isinf(tau):
-            pooled = logits.mean(0, keepdim=True)
-            weights = torch.ones_like(logits)
-        else:
-            top = logits.amax(0, keepdim=True)
-            if tau == 0:
-                pooled, weights = top, (logits == top).to(logits)
-            else:
-                weights = ((logits - top) / tau).exp()
-                pooled = top + tau * weights.mean(0, keepdim=True).log()
-        count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: cases have any size
-        usual = (1 - 1 / count) * logits.mean(0, keepdim=True)
-        pooled = self.pooling.heat * pooled - self.pooling.mean_weight * usual + self.bias  # [1, C]
-        labels = torch.arange(logits.shape[1])
-        nearest = (pooled + self.findings).argmax(1)  # [1]
-        labels = torch.where(self.nothing, nearest, labels)  # [C]
-        return pooled, (weights / weights.sum(0, keepdim=True)).T.index_select(0, labels)
 
 
 class Graph(nn.Module):
     """Pixels in; logits, calibrated probabilities and unit features out.
 
-    Where cases have several images, the batch is one case: its probabilities [1, C], and the
-    weights [N] of its images in the answer.
+    Where cases have several images there are no probabilities: a program pools the logits of a
+    case, which need not fit into one batch, by what the metadata says.
     """
 
     def __init__(self, classifier: Classifier) -> None:
@@ -93,36 +43,27 @@ class Graph(nn.Module):
         number = {position: label for label, position in enumerate(self.located)}
         self.columns = [[number.get((q, c), -1) for c in range(n)] for q, n in enumerate(sizes)]
         self.scales = question_scales(classifier)
-        self.poolings = nn.ModuleList(
-            PooledQuestion(pooling, size)
-            for pooling, size in zip(exported_poolings(classifier), sizes, strict=False)
-        )
+        self.outputs = list(OUTPUTS)
+        if classifier.card.grouping.joins_images:
+            self.outputs.remove("probabilities")
 
     def example(self) -> Tensor:
         """Two images of the right shape; the exporter would treat a batch of one as fixed."""
         size = self.backbone.preprocessing.size
         return torch.zeros(2, 3, size, size)
 
-    @property
-    def outputs(self) -> list[str]:
-        return [*OUTPUTS, *([WEIGHTS] if len(self.poolings) else [])]
-
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """From normalised pixels [N, 3, H, W]."""
         features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
+        if "probabilities" in self.outputs:
+            return logits, self._probabilities(logits), features
+        return logits, features
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        """`Task.probabilities` as a graph: [N, C] of the names."""
         padded = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
         tables = [padded[:, columns] for columns in self.columns]  # `Task.questions`
-        if not len(self.poolings):
-            return logits, self._probabilities(tables), features
-        pairs = zip(self.poolings, tables, strict=True)
-        pooled, weights = zip(*(pooling(table) for pooling, table in pairs), strict=True)
-        p = self._probabilities(pooled)
-        each = torch.stack([weights[question][column] for question, column in self.located])
-        return logits, p, features, each.index_select(0, p.argmax(1)).squeeze(0)
-
-    def _probabilities(self, tables: Sequence[Tensor]) -> Tensor:
-        """`Task.probabilities` as a graph: [N, C] of the names."""
         scaled = [
             (table * scale + table.new_tensor(shift)).softmax(dim=1)
             for table, (scale, shift) in zip(tables, self.scales, strict=True)
@@ -137,13 +78,6 @@ def question_scales(classifier: Classifier) -> list[tuple[float, tuple[float, ..
         return [(1.0, (0.0,) * size) for size in sizes]
     pairs = zip(classifier.calibration.questions, sizes, strict=True)
     return [(question.scale, question.shift or (0.0,) * size) for question, size in pairs]
-
-
-def exported_poolings(classifier: Classifier) -> Sequence[Pooling]:
-    """Of each question; () where each image is a case."""
-    if classifier.poolings or not classifier.card.grouping.joins_images:
-        return classifier.poolings
-    return default_poolings(classifier.task)
 
 
 def build(classifier: Classifier) -> Any:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from ogkd.export.graph import INPUT, exported_poolings, question_scales
+from ogkd.export.graph import INPUT, question_scales
 from ogkd.model.card import CAUTION, PoolingCard
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, engine_note
+from ogkd.model.decide import Decider, default_poolings, engine_note
 from ogkd.model.policy import Policy
 
 KEY = "ogkd"  # of the JSON in the file's metadata
-SCHEMA = 3
+SCHEMA = 4
 
 
 def file_metadata(classifier: Classifier, *, max_risk: float | None = None) -> dict[str, Any]:
@@ -81,11 +81,12 @@ def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, An
 
 
 def _cases(classifier: Classifier) -> dict[str, Any]:
-    """What a program needs to make cases, and to pool those that do not fit into one batch."""
+    """What a program needs to make cases, and to pool the logits of their images."""
     grouping = classifier.card.grouping
     made = {**grouping.as_json(), "joins_images": grouping.joins_images}
     if not grouping.joins_images:
         return made
-    pairs = zip(exported_poolings(classifier), classifier.task.question_normal(), strict=True)
+    chosen = classifier.poolings or default_poolings(classifier.task)
+    pairs = zip(chosen, classifier.task.question_normal(), strict=True)
     poolings = [PoolingCard.of(p).model_dump() | {"normal": list(normal)} for p, normal in pairs]
     return made | {"poolings": poolings}

@@ -126,7 +126,10 @@ def _largest_difference(
             pixels = normalise(crops, backbone.preprocessing)
             features = backbone.encode_images(pixels, patches=False, **options).rows
             case = torch.zeros(len(crops), dtype=torch.long) if joined else None
-            [graph] = session.run(["probabilities"], {INPUT: pixels.numpy()})
+            [output] = session.run(
+                ["logits" if joined else "probabilities"], {INPUT: pixels.numpy()}
+            )
+            graph = classifier.pooled(torch.from_numpy(output), case) if joined else output
             differences.append(np.abs(graph - classifier.probabilities(features, case)).max())
             bar.advance(len(crops))
     return float(np.max(differences))

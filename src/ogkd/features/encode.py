@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Self
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
+from ogkd.backbones.catalog import local_folder
 from ogkd.errors import BackboneError, DataError
-from ogkd.features.unreadable import BadFile, decode_ahead, unreadable_error
+from ogkd.features.unreadable import (
+    BadFile,
+    OnError,
+    decode_ahead,
+    list_reasons,
+    unreadable,
+    unreadable_error,
+)
+from ogkd.files import write_atomically
 from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
+from ogkd.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class EncodedBatch:
     images: Sequence[ImageRef]  # all of the batch, in order
     features: ImageFeatures | None  # of the readable ones, in order; None if there are none
     errors: Mapping[int, str]  # position in the batch -> why it could not be read
-    crops: Sequence[NDArray[np.uint8]] | None = None  # what the tower saw; None if made elsewhere
+    crops: Sequence[NDArray[np.uint8]] | None = None  # what the tower saw
 
     @property
     def readable(self) -> list[ImageRef]:
@@ -103,56 +113,34 @@ def whole_image(image: ImageRef, prep: Preprocessing, *, note: bool = False) -> 
         ) from error
 
 
-class SafetensorsStream:
-    """Write one float32 tensor of unknown length row by row, and small ones at the end.
+def write_features(
+    backbone: Backbone, images: Sequence[ImageRef], out: Path, *, on_error: OnError = "stop"
+) -> list[BadFile]:
+    """Write a safetensors file with `globals` [N, d], for use outside of ogkd.
 
-    The format is a length, a JSON header and raw bytes; a header may end in spaces, so room is
-    left for it first and it is filled in when the number of rows is known.
+    Its metadata has the names of the backbone and of the files, in row order. Returns the images
+    that could not be read and were skipped.
     """
-
-    def __init__(self, file: BinaryIO, name: str, *, header_room: int) -> None:
-        self._file = file
-        self._name = name
-        # Tensors should start at a multiple of eight bytes.
-        self._room = (header_room + 4096 + 7) // 8 * 8
-        self._shape: list[int] | None = None
-        self._rows = 0
-        file.write(self._room.to_bytes(8, "little") + b" " * self._room)
-
-    def append(self, rows: Tensor) -> None:
-        """Add rows [n, ...]; every call has the same trailing shape."""
-        count, *self._shape = rows.shape
-        self._rows += count
-        self._file.write(raw(rows))
-
-    def finish(self, small: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-        """Write the small tensors, then the header."""
-        header: dict[str, object] = {"__metadata__": dict(metadata)}
-        start = 0
-        if self._shape is not None:
-            start = self._entry(header, self._name, [self._rows, *self._shape], 0)
-        for name, tensor in small.items():
-            start = self._entry(header, name, list(tensor.shape), start)
-            self._file.write(raw(tensor))
-        text = json.dumps(header, ensure_ascii=True).encode()
-        assert len(text) <= self._room
-        self._file.seek(8)
-        self._file.write(text.ljust(self._room))
-        self._file.flush()
-
-    @staticmethod
-    def _entry(header: dict[str, object], name: str, shape: list[int], start: int) -> int:
-        end = start + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-        return end
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-
-def raw(tensor: Tensor) -> bytes:
-    """The numbers of a tensor as float32."""
-    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
+    files: list[str] = []
+    rows, bad = [], list[BadFile]()
+    with (
+        write_atomically(out, suffixes=(".safetensors",)) as aside,
+        progress_bar("Encoding images", len(images)) as bar,
+    ):
+        for batch in encode_files(backbone, images):
+            bad += batch.bad
+            if bad and on_error == "stop":
+                # One bad file stops the work: find all the others first, to report them together.
+                rest = images[len(files) + len(batch.images) :]
+                raise unreadable_error([*bad, *unreadable(rest)])
+            if batch.features is not None:
+                files += [image.as_posix() for image in batch.readable]
+                rows.append(batch.features.globals.cpu())
+            bar.advance(len(batch.images))
+        if not files:
+            raise DataError(f"No file could be read:\n{list_reasons(bad)}")
+        folder = local_folder(backbone.name)
+        name = folder.name if folder else backbone.name
+        facts = {"backbone": name, "digest": backbone.digest, "files": json.dumps(files)}
+        aside.write_bytes(save({"globals": torch.cat(rows)}, facts))
+    return bad

@@ -20,7 +20,7 @@ from ogkd.data.case import Case, Dataset, case_numbers, image_targets, images_of
 from ogkd.data.catalog import Benchmark
 from ogkd.data.fetch import named_benchmark, resolve_data
 from ogkd.data.names import normal_labels
-from ogkd.data.splits import Sampling, contradictory, separate_groups, shortfalls, support_and_val
+from ogkd.data.splits import contradictory, separate_groups, shortfalls, support_and_val
 from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.features.store import FeatureStore, without_blank
@@ -96,7 +96,6 @@ def prepare(request: FitRequest) -> Prepared:
         method,
         shots=request.shots,
         seed=request.seed,
-        sampling=request.sampling,
         validation=not request.grouping.joins_images,  # they are kept to be judged on
     )
     if scarce := shortfalls(dataset.task, drawn.support, request.shots):
@@ -180,7 +179,6 @@ def draw(
     *,
     shots: int | None,
     seed: int,
-    sampling: Sampling = "released",
     classes: Sequence[int] | None = None,
     validation: bool = True,
 ) -> Drawn:
@@ -198,7 +196,6 @@ def draw(
         val if validation and method.uses_validation else [],
         shots,
         seed,
-        sampling=sampling,
     )
     task = dataset.task
     if classes is not None:

@@ -50,8 +50,6 @@ class FitRequest:
             "normal" or "healthy" in their name).
         unlabelled: more images of the same kind, without labels, to learn from: folders or files,
             for methods that can use them, such as fused.
-        sampling: how shots are drawn: released, as the released code does, or nested (the images
-            of 1 shot are among those of 2).
         root: the folder that the paths of a table or split file are relative to.
         class_names: the classes in label order, if the data does not name them.
         findings: the columns of a table that are findings, each 1, 0 or empty (unknown), where an
@@ -86,7 +84,6 @@ class FitRequest:
     prompts: Prompts | None = None
     normal: Sequence[str] | None = None
     unlabelled: str | Path | Sequence[str | Path] | None = None
-    sampling: Literal["released", "nested"] = "released"
     root: str | Path | None = None
     class_names: Sequence[str] | None = None
     findings: Sequence[str] | None = None

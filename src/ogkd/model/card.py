@@ -138,7 +138,6 @@ class ModelCard(BaseModel):
     poolings: tuple[PoolingCard, ...] = ()  # of each question; () where a case is one image
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
-    imported_sha256: str | None = None  # of the checkpoint that it was imported from
     weights_sha256: str | None = None  # of the file beside this one; known once it is written
     support_sha256: str | None = None  # the same of the support's features
 

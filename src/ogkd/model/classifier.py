@@ -35,8 +35,7 @@ from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.policy import Policy
-from ogkd.model.readme import README, readme
-from ogkd.model.share import push
+from ogkd.model.share import README, push, readme
 from ogkd.model.table import row_writer
 from ogkd.records import sealed
 
@@ -133,7 +132,10 @@ class Classifier:
 
         `case` [N] numbers the cases of the images from 0; without it each image is one.
         """
-        logits = torch.from_numpy(self.logits(features))
+        return self.pooled(torch.from_numpy(self.logits(features)), case)
+
+    def pooled(self, logits: Tensor, case: Tensor | None = None) -> NDArray[np.float32]:
+        """The same of the logits [N, C] of images."""
         numbers = torch.arange(len(logits)) if case is None else case
         pooled = case_logits(self.task, self.poolings, logits, numbers)
         return self.task.probabilities(pooled.numpy(), self.calibration)

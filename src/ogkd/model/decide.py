@@ -174,9 +174,7 @@ class Decider:
         self.coverage = COVERAGE if policy.coverage is None else policy.coverage
         self.notes: list[str] = []
         self.threshold: float | None = None  # of the top probability, below which it abstains
-        require_guarantees(
-            task, max_risk=policy.max_risk, prior=policy.prior, sensitivity=policy.sensitivity
-        )
+        require_guarantees(task, max_risk=policy.max_risk, prior=policy.prior)
         self.prior = None if policy.prior is None else class_shares(policy.prior, task.names)
         if self.prior is not None:
             shown = zip(task.names, self.prior, strict=True)
@@ -188,7 +186,7 @@ class Decider:
         try:
             self.sets = self._prediction_sets()
         except ConfigError as error:
-            if policy.coverage is not None or policy.sensitivity is not None:
+            if policy.coverage is not None:
                 raise
             self.notes.append(f"Note: there are no prediction sets. {error}")
         if self.sets is not None:
@@ -234,9 +232,8 @@ class Decider:
             exact = SupportSets.of(self.classifier)
             sets = exact if exact is not None and exact.holds(self.coverage) else None
         if sets is None:
-            for argument in ("coverage", "sensitivity"):
-                if getattr(policy, argument) is not None:
-                    self._calibrated(argument)
+            if policy.coverage is not None:
+                self._calibrated("coverage")
             if calibration is None:
                 return None
             if self.prior is not None:
@@ -245,9 +242,6 @@ class Decider:
                     "not for others.",
                     argument="coverage",
                 )
-            if policy.sensitivity is not None:
-                wanted = {"sensitivity": policy.sensitivity, "confidence": policy.confidence}
-                calibration = calibration.model_copy(update=wanted)
             sets = CalibratedSets(calibration, self.task)
         sets.check(self.coverage)
         return sets

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import textwrap
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,31 +47,26 @@ def draw(evidence: Evidence) -> Image.Image:
     height = (len(lines) + 3) * _LINE + side
     figure = Figure((_WIDTH, height), dpi=_DPI, facecolor=_PAPER)
     line = _LINE / height
-
-    def write(left: float, bottom: float, text: str, colour: str, size: int) -> None:
-        style: dict[str, Any] = {
-            "color": colour,
-            "fontsize": size,
-            "fontfamily": _FONT,
-            "parse_math": False,
-        }
-        figure.text(left, bottom, text, **style)
-
-    for row, (text, colour) in enumerate(lines):
-        write(0.02, 1 - (row + 0.8) * line, text, colour, 12)
-    panels = ((0.02, evidence.image.convert("RGB"), "The image as the model saw it"),
-              (0.51, heat, "Evidence for and against it"))  # fmt: skip
-    for left, picture, text in panels:
-        axes = figure.add_axes((left, 2.2 * line, 0.47, side / height))
-        axes.imshow(picture, aspect="auto", interpolation="bicubic")
+    key = _coloured(
+        np.full((1, 256), 80, np.float32), np.linspace(-1, 1, 256, dtype=np.float32)[None]
+    )
+    for place, pixels in (
+        ((0.02, 2.2 * line, 0.47, side / height), evidence.image.convert("RGB")),
+        ((0.51, 2.2 * line, 0.47, side / height), heat),
+        ((0.58, 0.6 * line, 0.35, 0.4 * line), key),
+    ):
+        axes = figure.add_axes(place)
+        axes.imshow(pixels, aspect="auto", interpolation="bicubic")
         axes.set_axis_off()
-        write(left, 1.5 * line, text, _INK, 10)
-    key = figure.add_axes((0.58, 0.6 * line, 0.35, 0.4 * line))
-    scale = np.linspace(-1, 1, 256, dtype=np.float32)[None]
-    key.imshow(_coloured(np.full((1, 256), 80, np.float32), scale), aspect="auto")
-    key.set_axis_off()
-    for x, text in ((0.51, "against"), (0.94, "for")):
-        write(x, 0.6 * line, text, _INK, 10)
+    texts = [(0.02, 1 - (row + 0.8) * line, *words, 12) for row, words in enumerate(lines)]
+    texts += [
+        (0.02, 1.5 * line, "The image as the model saw it", _INK, 10),
+        (0.51, 1.5 * line, "Evidence for and against it", _INK, 10),
+        (0.51, 0.6 * line, "against", _INK, 10),
+        (0.94, 0.6 * line, "for", _INK, 10),
+    ]
+    for x, y, text, colour, size in texts:
+        figure.text(x, y, text, color=colour, fontsize=size, fontfamily=_FONT, parse_math=False)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

@@ -21,22 +21,19 @@ class Policy:
 
     Args:
         max_risk: abstain so that at most this share of the other predictions is wrong.
-        confidence: with which guarantees of risk and sensitivity hold.
+        confidence: with which the guarantee of risk holds.
         coverage: how often the set contains the true class; None: 90 % if there are images enough.
         prior: how frequent each class is where the images come from, as shares that sum to one.
             None: equally frequent.
-        sensitivity: of each finding: answer "no" for at most the rest of the cases that show it;
-            None: what the model was calibrated for, else `coverage`.
     """
 
     max_risk: float | None = None
     confidence: float = CONFIDENCE
     coverage: float | None = None
     prior: Mapping[str, float] | None = None
-    sensitivity: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_risk", "confidence", "coverage", "sensitivity"):
+        for name in ("max_risk", "confidence", "coverage"):
             if (share := getattr(self, name)) is not None:
                 check_share(name, share)
         if self.prior is not None and self.max_risk is not None:
