@@ -158,11 +158,6 @@ class FinishedRun:
         value = self.result.metrics[part].get(name)
         return float("nan") if value is None else value
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """("test",), or ("base", "novel")."""
-        return tuple(self.result.metrics)
-
     def class_names(self, part: str) -> tuple[str, ...]:
         return tuple(self.result.class_names[part])
 

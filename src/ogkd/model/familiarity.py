@@ -66,8 +66,7 @@ class SupportFeatures:
         least, most = task.label_range
         if labels.size and not least <= labels.min() <= labels.max() <= most:
             raise _damaged(path, f"labels outside the {len(task.names)} {task.plural}")
-        with np.errstate(invalid="ignore"):
-            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")
         return cls(rows / lengths, labels)
