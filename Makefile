@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 LOWEST ?= $(or $(TMPDIR),/tmp)/ogkd-lowest
 
-.PHONY: demo check test hostile fuzz lowest coverage audit dist lint format docs browser lock clean
+.PHONY: demo check test hostile fuzz lowest coverage evidence audit dist lint format docs browser lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
@@ -58,6 +58,10 @@ lock:
 coverage: $(VENV)/.dev
 	$(BIN)/python -m coverage run --branch --source ogkd --data-file $(VENV)/.coverage -m pytest -q -m "not slow" $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --data-file $(VENV)/.coverage --skip-covered --sort cover
+
+# What docs/evidence is made of: hours. `make evidence NAMES=trust` measures one experiment. Stops and goes on.
+evidence: $(VENV)/.dev
+	$(BIN)/python -m benchmarks run $(NAMES)
 
 # The fast tests with the lowest versions that pyproject.toml allows, in an environment of their own.
 # TORCH=2.13.0 keeps one version of torch; UV_FIND_LINKS names a folder of wheels that is not on PyPI.

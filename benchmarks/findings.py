@@ -1,4 +1,4 @@
-"""Several findings in one image, and a logistic regression for each: docs/evidence/findings.md.
+"""Several findings in one image, and a logistic regression for each: docs/evidence/cases.md.
 
 Composed phantom chest films that show up to four findings. The first one, two, three or four of
 them are asked for, and a share of the training answers is hidden. Every number of findings is one

@@ -1,4 +1,4 @@
-"""Does it pay to tune the towers? For docs/evidence/tuned-towers.md.
+"""Does it pay to tune the towers? For docs/evidence/methods.md.
 
 Each method is fitted on a few images of a dataset and judged on validation images; then `fused` is
 fitted on features of the tower that it tuned, and judged on the same images. One JSON file for

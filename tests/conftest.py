@@ -14,6 +14,7 @@ from PIL import Image
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.open_clip_format import load_open_clip
+from ogkd.notes import notes_to
 from tiny_backbones import make_clip
 from tiny_data import write_dataset
 
@@ -30,6 +31,14 @@ settings.load_profile("new" if os.environ.get("OGKD_HOSTILE") == "all" else "sam
 def _one_thread() -> None:
     """Whatever an earlier test has set: the last bits of products depend on it."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def notes() -> Iterator[list[str]]:
+    """What the library tells its users while a test runs."""
+    lines: list[str] = []
+    with notes_to(lines.append):
+        yield lines
 
 
 @pytest.fixture(scope="session")

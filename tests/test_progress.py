@@ -46,3 +46,19 @@ def test_long_work_without_a_terminal_prints_lines(monkeypatch, capsys, interval
         bar.advance(25)
     line = "" if interval else "Training 25/50 loss 1.234\n"
     assert capsys.readouterr() == ("", line)
+
+
+def test_a_step_of_longer_work_is_shown_below_it_while_it_lasts(monkeypatch):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, color_system=None)
+    monkeypatch.setattr("rich.console.Console", lambda **_: console)
+    with progress_bar("Learning curve", 2) as outer:
+        for _ in range(2):
+            with progress_bar("Training", 5) as inner:
+                inner.advance(5)
+                assert [task.description for task in inner._progress.tasks] == [
+                    "Learning curve",
+                    "Training",
+                ]
+            outer.advance()
+        assert [task.completed for task in outer._progress.tasks] == [2]

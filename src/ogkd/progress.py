@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _INTERVAL = 30.0  # seconds between two lines where there is no terminal
 quiet = False  # `ogkd --quiet` sets it: nothing is shown
+_shown: ContextVar[Progress | None] = ContextVar("progress", default=None)
 
 
 class Bar:
@@ -40,6 +42,11 @@ class Bar:
         if self._progress is not None:
             self._progress.update(self._task, note=note)
 
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.remove_task(self._task)
+
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
@@ -53,6 +60,13 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
         column = Column(no_wrap=True, overflow="ellipsis", max_width=width)
         return bars.TextColumn(template, markup=False, table_column=column)
 
+    if (outer := _shown.get()) is not None:  # a step of longer work: below its bar while it lasts
+        bar = Bar(description, total, outer)
+        try:
+            yield bar
+        finally:
+            bar.close()
+        return
     console = Console(stderr=True)
     if quiet or not (console.is_terminal or console.is_jupyter):
         yield Bar(description, total, None)
@@ -66,4 +80,8 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
         text("{task.fields[note]}", 16),
     )
     with bars.Progress(*columns, console=console, expand=True) as progress:
-        yield Bar(description, total, progress)
+        token = _shown.set(progress)
+        try:
+            yield Bar(description, total, progress)
+        finally:
+            _shown.reset(token)

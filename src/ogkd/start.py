@@ -28,12 +28,14 @@ from ogkd.evaluation import Evaluation, LabelledPredictions, evaluate_prediction
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.files import holds_files, home, read_json, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.choose import NoRealBackbone
+from ogkd.fitting.learning_curve import learning_curve
 from ogkd.fitting.pipeline import fit_request, progress_of
 from ogkd.fitting.request import FitRequest
 from ogkd.images import decode_once
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.classifier import Classifier, write_calibration
 from ogkd.model.load import load
+from ogkd.notes import notes_to
 from ogkd.report import report, write_data_check
 
 # The options whose first result is the check; all others are used by the model.
@@ -85,7 +87,7 @@ class Start:
             with decode_once():
                 for number, (name, step, files) in enumerate(steps, 1):
                     done = files and all((self.out / file).exists() for file in files)
-                    result = "already done" if done else step()
+                    result = "already done" if done else self._noted(step)
                     yield f"{f'[{number}/{len(steps)}] {name}':18} {_one_line(result)}"
                     yield from (f"{'':18} {_one_line(note)}" for note in self.notes)
                     self.notes.clear()
@@ -93,6 +95,10 @@ class Start:
             raise Interrupted("Stopped. Run the same command again to resume.") from error
         shutil.rmtree(progress_of(self.out / "model"), ignore_errors=True)  # left by a kill
         yield from self._summary()
+
+    def _noted(self, step: Callable[[], str]) -> str:
+        with notes_to(self.notes.append):
+            return step()
 
     @cached_property
     def grouping(self) -> Grouping:
@@ -193,7 +199,6 @@ class Start:
             self.out / "split.csv",
             **self.options | {"columns": None},  # the split has names of its own
             out=folder,
-            say=self.notes.append,
         )
         try:
             card = fit_request(request).card
@@ -207,7 +212,7 @@ class Start:
     def _calibrate(self) -> str:
         try:
             model = load(self.out / "model", calibrated=False)
-            calibration = calibrate(model, self.divided, split="val", say=self.notes.append)
+            calibration = calibrate(model, self.divided, split="val")
         except DataError as error:
             return f"skipped: {error}"
         write_calibration(self.out / "model", model.card, calibration)
@@ -217,7 +222,25 @@ class Start:
     def evaluation(self) -> tuple[Classifier, LabelledPredictions, Evaluation]:
         model = load(self.out / "model")
         judged = predict_labelled(model, self.out / "split.csv")
-        return model, judged, evaluate_predictions(judged, model)
+        result = evaluate_predictions(judged, model)
+        if outlook := self._outlook(model, result):
+            for part in ("text", "details"):
+                result["verdict"][part] = f"{result['verdict'][part].rstrip()} {outlook}"
+        return model, judged, result
+
+    def _outlook(self, model: Classifier, result: Evaluation) -> str:
+        """What more labels would give, where that is cheap to know and classes are about equal."""
+        counts = model.card.support_counts
+        few = min(counts)
+        if not result["verdict"].get("better_than_guessing") or max(counts) > 2 * few:
+            return ""
+        given = {"columns": None, "backbone": model.backbone, "shots": few}
+        try:
+            with notes_to(lambda note: None):  # the fit has said the same
+                curve = learning_curve(self.out / "split.csv", **self.options | given)
+        except (ConfigError, DataError):  # no single images of classes, minutes, or too few labels
+            return ""
+        return f"Judged by refits on fewer labels: {_lower(curve.outlook(few))}"
 
     def _evaluate(self) -> str:
         result, file = self.evaluation[2], self.out / "evaluation.json"
@@ -289,6 +312,10 @@ def _digest(dataset: Dataset) -> str:
         except DataError:
             digest.update(b"unreadable")
     return digest.hexdigest()
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _one_line(words: str) -> str:

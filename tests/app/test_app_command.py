@@ -25,7 +25,7 @@ from ogkd.serve.server import Settings
 def test_by_default_only_this_machine_is_served(monkeypatch, words, settings):
     calls = []
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
-    monkeypatch.setattr(serving, "serve_models", lambda _, settings, say: calls.append(settings))
+    monkeypatch.setattr(serving, "serve_models", lambda _, settings, ready: calls.append(settings))
     monkeypatch.setattr(sys, "argv", ["ogkd", "app", "model", *words])
     with pytest.raises(SystemExit) as stop:
         main()

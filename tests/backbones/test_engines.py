@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ogkd.backbones import Backbone, _vit, engines, load_backbone
-from ogkd.backbones.engines import ENGINES, digest_with, half_problem, with_engine, without_engine
+from ogkd.backbones.engines import (
+    ENGINES,
+    digest_with,
+    half_problem,
+    may_be_faster,
+    with_engine,
+    without_engine,
+)
 from ogkd.backbones.loading import load_builtin
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
@@ -130,3 +137,44 @@ def test_a_batch_in_parts_equals_the_batch_at_once(case, patches, monkeypatch):
     torch.testing.assert_close(parts.globals, whole.globals, rtol=0, atol=1e-6)
     if patches:
         torch.testing.assert_close(parts.patches, whole.patches, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cosine", "speed", "expected"),
+    [(0.9999, 1.5, "bf16"), (0.9999, 1.2, "torch"), (0.99, 3.0, "torch")],
+)
+def test_auto_takes_half_precision_where_it_is_right_and_faster_and_remembers_it(
+    cosine, speed, expected, tiny, notes, monkeypatch
+):
+    monkeypatch.setattr(engines, "half_problem", lambda *_: "")
+    monkeypatch.setattr(engines, "_trial", lambda *_: (cosine, speed))
+    assert with_engine(tiny, "auto").engine == expected
+    assert len(notes) == 2
+    assert may_be_faster(tiny) is (expected == "bf16")
+    monkeypatch.setattr(engines, "_trial", None)  # not tried again
+    assert with_engine(tiny, "auto").engine == expected
+    assert len(notes) == 2
+
+
+def test_auto_is_float32_where_half_precision_fails_or_is_unknown(tiny, monkeypatch):
+    monkeypatch.setattr(engines, "half_problem", lambda *_: "killed by signal 4")
+    assert with_engine(tiny, "auto") is tiny
+    plugin = _Plugin()
+    assert with_engine(plugin, "auto") is plugin
+    assert not may_be_faster(plugin)
+
+
+@pytest.mark.usefixtures("_safe")
+def test_a_trial_compares_features_and_times(tiny):
+    cosine, speed = engines._trial(tiny, with_engine(tiny, "bf16"))
+    assert 0.99 < cosine <= 1.001
+    assert speed > 0
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_long_encoding_mentions_the_faster_engine(tiny, notes, monkeypatch, faster):
+    monkeypatch.setattr("ogkd.features.store.may_be_faster", lambda _: faster)
+    FeatureStore(tiny)._note_duration(119)
+    assert not notes
+    FeatureStore(tiny)._note_duration(200)
+    assert [("3 minutes" in note and "--engine auto" in note) for note in notes] == [True] * faster

@@ -46,6 +46,7 @@ def test_a_model_that_cannot_be_loaded_says_why(name: str, action: str) -> None:
     ("name", "config", "key"),
     [
         ("align", {"model_type": "align"}, "vision_model.x"),
+        ("conceptclip", {"model_type": "conceptclip"}, "model.x"),
         ("musk", {}, "beit3.encoder.layers.0.x"),
         ("medclip-vit", {}, "vision_model.model.embeddings.norm.weight"),
     ],
@@ -57,6 +58,16 @@ def test_a_folder_of_a_known_model_names_it(
     save_file({key: torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(BackboneError, match=f"^{name} cannot be loaded"):
         load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["conch", "medsiglip", "plip"])
+def test_a_gated_model_says_where_to_ask(name: str) -> None:
+    record = catalog()[name]
+    with pytest.raises(BackboneError) as caught:  # without a network
+        load_backbone(name)
+    assert (f"accept its terms at https://huggingface.co/{record.hub_id}" in str(caught.value)) == (
+        record.gated
+    )
 
 
 @pytest.mark.parametrize("name", ["chexzero", "medclip"])

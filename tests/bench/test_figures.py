@@ -26,8 +26,9 @@ from ogkd.bench.figures.per_dataset import (
     paired,
 )
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, RunSpec
+from ogkd.data.catalog import benchmarks
 from ogkd.errors import ConfigError, DataError
-from tiny_runs import simulate, specs
+from tiny_runs import make_plan, simulate, specs, write_run
 
 Made = tuple[RunsFolder, Plan]
 P = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6], [0.3, 0.4, 0.3]])
@@ -177,6 +178,21 @@ def test_a_few_shot_plan_gives_every_figure_that_it_allows(tmp_path: Path) -> No
     for path in (tmp_path / "out").iterdir():  # the same bytes each time
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
     assert dict(matplotlib.rcParams) == before
+
+
+def test_what_is_published_over_the_same_datasets_is_drawn_hollow(tmp_path: Path) -> None:
+    names = [name for name in benchmarks() if name != "kneexray"]
+    for datasets in ([*names, "kneexray"], names[:2]):
+        folder = RunsFolder(tmp_path / str(len(datasets)))
+        many = specs(("ogkd",), datasets=datasets, shots=(1, 16), seeds=(1,))
+        for _, spec in many:
+            write_run(folder, spec, 0.6)
+        plan = make_plan(many)
+        make_figures(folder, plan, folder.root / "out", names=["few-shot-average"])
+        text = prose(folder.root / "out" / "few-shot-average.svg")
+        assert ("Hollow: published elsewhere" in text) == (len(datasets) == 11)
+        assert ("BiomedAP" in text) == (len(datasets) == 11)
+        assert "Evi-Steer" not in text  # which is over nine of them
 
 
 def test_the_legends_of_risk_wins_and_mass_have_the_numbers_of_the_definitions(

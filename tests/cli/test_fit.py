@@ -40,14 +40,12 @@ def test_every_option_of_a_fit_is_on_the_command_line_with_its_text(ogkd, monkey
     said = " ".join(ogkd("fit", "--help").out.split())
     names = {"data": "data", "settings": "--set", "class_names": "--classes"}
     for field in fields(FitRequest):
-        if field.name != "say":
-            name = names.get(field.name, f"--{field.name.replace('_', '-')}")
-            assert re.search(rf"(?<![\w-]){name}(?![\w-])", said), name
-            assert field.name == "out" or HELP[field.name] in said, field.name
-            same = field.name in ("data", "out")
-            assert same or inspect.signature(fit).parameters[field.name].default == field.default
+        name = names.get(field.name, f"--{field.name.replace('_', '-')}")
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", said), name
+        assert field.name == "out" or HELP[field.name] in said, field.name
+        same = field.name in ("data", "out")
+        assert same or inspect.signature(fit).parameters[field.name].default == field.default
     assert "In Python" not in said
-    assert "--say" not in said
     assert not re.search(r"--no-\w", said)
 
 
@@ -68,7 +66,7 @@ def test_on_a_terminal_a_backbone_is_fetched_only_after_a_yes(
 
     def fetch(record):
         fetched.append(record.name)
-        monkeypatch.setattr(choose, "choose_backbone", lambda images, say: str(clip))
+        monkeypatch.setattr(choose, "choose_backbone", lambda images: str(clip))
 
     monkeypatch.setattr(hub, "fetch", fetch)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))

@@ -166,7 +166,7 @@ def test_a_table_of_another_model_gets_no_rows(ogkd, refused, fitted, data, tmp_
 
 
 def test_the_digest_of_a_model_is_that_of_its_folder(data, tmp_path):
-    fitted = library.fit(data, method="gda", backbone="builtin", say=print)
+    fitted = library.fit(data, method="gda", backbone="builtin")
     digests = {fitted.digest}
     random, labels = np.random.default_rng(0), np.arange(60) % 3
     logits = random.normal(size=(60, 3)) + np.eye(3)[labels]
@@ -257,7 +257,7 @@ def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, dat
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
     model, loud = tmp_path / "m", "WARNING: The built-in model"
-    outcome = ogkd("fit", data, "-b", "builtin", "-m", "ss-text+", "-o", model)
+    outcome = ogkd("fit", data, "-b", "builtin", "-m", "clap", "-o", model)
     assert loud in outcome.err
     outcome = ogkd("predict", model, data / "test")
     assert loud in outcome.err

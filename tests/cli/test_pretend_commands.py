@@ -61,13 +61,13 @@ def _without_waiting(pictures, monkeypatch):
     """Servers that answer one question and end."""
     image = ImageRef.of(sorted((pictures / "test").rglob("*.png"))[0])
 
-    def serve_models(models, settings, *, say):
+    def serve_models(models, settings, *, ready):
         found = answers(
             models, Upload({image.file: "a.png"}, [image], read_image(image)), images=True
         )
         assert found[0]["evidence"] is not None
 
-    def serve(make, settings, *, say):
+    def serve(make, settings, *, ready):
         make("private")
 
     def make_studio(session, *_):

@@ -207,3 +207,13 @@ def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
     }
     assert result["learned_from"] == result["calibrated_on"] == 0
     assert "Größer" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_what_more_labels_would_give_is_said_in_the_verdict_and_the_report(ogkd, tmp_path):
+    write_folder("us-breast", tmp_path / "us", splits={"train": 8, "test": 6}, seed=1)
+    out = tmp_path / "out"
+    outcome = ogkd("start", tmp_path / "us", "--yes", "--out", out)
+    sentence = re.compile(r"refits on fewer labels: another \d+ labels per class would give \d+ to")
+    assert len(sentence.findall(" ".join(outcome.out.split()))) == 1
+    assert sentence.search(json.loads((out / "evaluation.json").read_text())["verdict"]["text"])
+    assert sentence.search(" ".join((out / "report.html").read_text().split()))

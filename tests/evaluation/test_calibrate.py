@@ -27,7 +27,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(bert_backbone, data, module_cache):
-    return fit(data, bert_backbone, method="ss-text+", shots=2)
+    return fit(data, bert_backbone, method="clap", shots=2)
 
 
 def validation(data, count=None, patients=lambda row: None):
@@ -37,9 +37,8 @@ def validation(data, count=None, patients=lambda row: None):
     return dataset.with_cases(replace(c, group=patients(row)) for row, c in enumerate(cases))
 
 
-def test_the_validation_part_is_calibrated_on(model, data):
-    notes = []
-    calibration = calibrate(model, data, say=notes.append)
+def test_the_validation_part_is_calibrated_on(model, data, notes):
+    calibration = calibrate(model, data)
     [question] = calibration.questions
     assert (calibration.cases, question.counts) == (24, (8, 8, 8))
     assert len(question.confidences) == 16
@@ -48,10 +47,9 @@ def test_the_validation_part_is_calibrated_on(model, data):
     assert any("at most 5 % errors" in note for note in notes)
 
 
-def test_how_many_more_images_it_takes_is_one_number_wherever_it_is_printed(model, data):
-    notes = []
+def test_how_many_more_images_it_takes_is_one_number_wherever_it_is_printed(model, data, notes):
     calibrated = copy.copy(model)
-    calibrated.calibration = calibrate(model, data, say=notes.append)
+    calibrated.calibration = calibrate(model, data)
     rows = {row["max_risk"]: row for row in evaluate(calibrated, data, resamples=0)["abstain"]}
     for risk in (0.05, 0.1):
         assert f"Note: {rows[risk]['note']}" in notes
@@ -88,10 +86,9 @@ def test_too_few_images_and_one_patient_are_refused(model, data):
         calibrate(model, validation(data, patients=lambda row: "p"))
 
 
-def test_images_of_few_patients_and_absent_classes_are_noted(model, data):
-    notes = []
+def test_images_of_few_patients_and_absent_classes_are_noted(model, data, notes):
     two_classes = validation(data, 16, lambda row: f"p{row // 4}")
-    calibrate(model, two_classes, say=notes.append)
+    calibrate(model, two_classes)
     assert any("16 images come from 4 patients" in note for note in notes)
     assert any("with 95 % probability need" in note for note in notes)
     assert any("no images of: striped tissue" in note for note in notes)
@@ -118,7 +115,7 @@ def test_a_calibrated_model_is_kept_and_read_with_its_calibration(model, data, t
 
 
 def test_a_model_fitted_again_over_the_folder_loses_the_calibration(model, data, tmp_path):
-    options = {"method": "ss-text+", "shots": 2, "out": tmp_path / "m", "restart": True}
+    options = {"method": "clap", "shots": 2, "out": tmp_path / "m", "restart": True}
     first = fit(data, model.backbone, **options)
     calibrate(first, data).write(tmp_path / "m" / "calibration.json")
     assert load(tmp_path / "m", backbone=model.backbone).calibration is not None
@@ -126,11 +123,10 @@ def test_a_model_fitted_again_over_the_folder_loses_the_calibration(model, data,
     assert not (tmp_path / "m" / "calibration.json").exists()
 
 
-def test_patients_of_many_images_need_more_images_than_single_ones(model, data):
+def test_patients_of_many_images_need_more_images_than_single_ones(model, data, notes):
     """13 images of which one patient has 11: too few stay beside the temperature's."""
-    notes = []
     dataset = validation(data, FEWEST, lambda row: f"p{max(0, row - 10)}")
-    calibration = calibrate(model, dataset, say=notes.append)
+    calibration = calibrate(model, dataset)
     beside = len(calibration.questions[0].confidences)
     assert calibration.cases == FEWEST
     assert beside != FEWEST - FEWEST // 3

@@ -119,7 +119,7 @@ def test_calibration_changes_probabilities_but_no_prediction(judged):
 
 
 def test_the_same_pixels_in_another_file_format_are_a_leak(bert_backbone, pictures, tmp_path):
-    model = fit(pictures, bert_backbone, method="ss-text+", shots=2)
+    model = fit(pictures, bert_backbone, method="clap", shots=2)
     dataset = read_dataset(pictures)
     train = dataset.part("train")
     learned = [c for c in train if c.image.fingerprint in model.card.support_images][:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -71,8 +72,69 @@ def test_findings_and_relative_paths_are_read_from_frames(tmp_path, monkeypatch)
 
 def test_a_frame_that_is_no_table_of_images_is_refused(frame):
     for bad in (frame.drop(columns="Path"), frame.iloc[:0], frame.assign(label=None)):
-        with pytest.raises(DataError, match="DataFrame"):
+        with pytest.raises(DataError, match="The DataFrame") as error:
             resolve_data(bad)
+        assert ".csv" not in str(error.value)
+
+
+class ClassLabel:
+    def __init__(self, *names):
+        self.names = names
+
+
+class Image:
+    def __init__(self, decode=True):
+        self.decode = decode
+
+
+class Hugging:
+    """What is used of a `datasets.Dataset`, which decodes images unless told otherwise."""
+
+    def __init__(self, rows, features):
+        self.rows, self.features = rows, features
+
+    def cast_column(self, name, feature):
+        return Hugging(self.rows, {**self.features, name: feature})
+
+    def __iter__(self):
+        assert not self.features["photo"].decode
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_a_hugging_face_dataset_is_read_as_the_table_of_its_rows(
+    frame, bert_backbone, model, pictures, embedded
+):
+    names = sorted(set(frame["label"]), reverse=True)  # its own order of classes
+    features = {"photo": Image(), "finding": ClassLabel(*names), "patient": object()}
+    parts = {"train": [], "test": []}
+    for number, row in enumerate(frame.to_dict("records")):
+        path = row["Path"]
+        content = Path(path).read_bytes() if embedded else None
+        photo = {"bytes": content, "path": Path(path).name if embedded else path}
+        finding = names.index(row["label"])
+        record = {"photo": photo, "finding": finding, "patient": f"p{number}"}
+        parts[row["split"]].append(record)
+    parts["test"].append({**parts["test"][0], "finding": -1})
+    source = {split: Hugging(rows, features) for split, rows in parts.items()}
+    dataset = resolve_data(source)
+    assert dataset.names == tuple(names)
+    assert len(dataset.cases) == len(frame)
+    assert len({case.group for case in dataset.cases}) == len(frame)
+    assert "1 image of the dataset without a label" in dataset.ignored[0][0]
+    assert {case.split for case in dataset.cases} == {"train", "test"}
+    contents = {case.fingerprint for case in resolve_data(frame).cases}
+    assert {case.fingerprint for case in dataset.cases} == contents
+    fitted = fit(source, bert_backbone, method="fused")
+    files = [str(file) for file in sorted(pictures.rglob("test/*/*.png"))]
+    np.testing.assert_allclose(
+        fitted.predict_proba(files)[:, ::-1], model.predict_proba(files), atol=1e-5
+    )
+    only = Hugging(parts["train"], features)
+    assert {case.split for case in resolve_data(only).cases} == {""}
+    with pytest.raises(DataError, match="0 columns of type Image") as error:
+        resolve_data(Hugging(parts["train"], {"finding": features["finding"]}))
+    assert error.value.argument == "columns"
 
 
 def test_decisions_as_a_frame_are_the_table_that_predict_writes(model, pictures):

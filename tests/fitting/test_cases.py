@@ -250,18 +250,19 @@ def test_every_kind_of_method_learns_from_cases(
     assert len(model.predict_proba(part(table))) == 16
 
 
-def test_a_blank_image_is_left_out(bert_backbone: ogkd.Backbone, tmp_path: Path) -> None:
+def test_a_blank_image_is_left_out(
+    bert_backbone: ogkd.Backbone, tmp_path: Path, notes: list[str]
+) -> None:
     exams = write_exams(tmp_path, per_class=3)
     blank = [tmp_path / "train" / f"spot-0-{number}.png" for number in range(4)]
-    messages: list[str] = []
     for _ in range(2):  # again, with the features of the others stored
         Image.new("RGB", (32, 32)).save(blank[1])
-        model = fit(exams, bert_backbone, cases="exam", say=messages.append)
+        model = fit(exams, bert_backbone, cases="exam")
         assert model.card.images == 23
-    notes = [line for line in messages if "blank" in line]
-    assert notes == [f"Left out 1 blank image:\n  {blank[1]}"] * 2
+    left_out = [line for line in notes if "blank" in line]
+    assert left_out == [f"Left out 1 blank image:\n  {blank[1]}"] * 2
     judged = predict_labelled(model, exams, split="train")
-    assert (len(judged.labels), judged.warnings[0]) == (6, notes[0])
+    assert (len(judged.labels), judged.warnings[0]) == (6, left_out[0])
     for file in blank:  # nothing is left of the exam
         Image.new("RGB", (32, 32)).save(file)
     with pytest.raises(DataError, match=r"spot-0-3\.png is blank"):

@@ -68,17 +68,16 @@ def test_the_saved_model_is_the_returned_one_and_no_work_is_left(bert_backbone, 
     assert [json.loads(line)["epoch"] for line in log] == [0, 1]
 
 
-def test_one_image_under_two_labels_is_named(bert_backbone, pictures, tmp_path):
+def test_one_image_under_two_labels_is_named(bert_backbone, pictures, tmp_path, notes):
     data = shutil.copytree(pictures, tmp_path / "data")
     first, second = sorted(folder for folder in (data / "train").iterdir())[:2]
     copy = shutil.copy(sorted(first.glob("*.png"))[0], second / "copy.png")
-    messages: list[str] = []
-    fit(data, bert_backbone, say=messages.append, shots=None)
-    (note,) = (line for line in messages if "several labels" in line)
+    fit(data, bert_backbone, shots=None)
+    (note,) = (line for line in notes if "several labels" in line)
     assert str(copy) in note
-    messages.clear()
-    fit(pictures, bert_backbone, say=messages.append)
-    assert not any("several labels" in line for line in messages)
+    notes.clear()
+    fit(pictures, bert_backbone)
+    assert not any("several labels" in line for line in notes)
 
 
 def calibrated(folder: Path, backbone) -> bytes:
@@ -91,17 +90,17 @@ def calibrated(folder: Path, backbone) -> bytes:
 
 
 def test_a_finished_fit_is_recognised_and_another_replaces_it_only_on_request(
-    bert_backbone, pictures, tmp_path, monkeypatch
+    bert_backbone, pictures, tmp_path, monkeypatch, notes
 ):
-    out, messages = tmp_path / "m", []
+    out = tmp_path / "m"
     first = fit(pictures, bert_backbone, out=out)
     before = calibrated(out, bert_backbone)
     with monkeypatch.context() as patch:
         patch.setattr(ogkd.fitting.pipeline, "train", None)  # nothing is trained
-        again = fit(read_dataset(pictures), bert_backbone, out=out, say=messages.append)
+        again = fit(read_dataset(pictures), bert_backbone, out=out)
     assert torch.equal(first.head.T, again.head.T)
     assert again.calibration is not None
-    assert "already fitted" in messages[-1]
+    assert "already fitted" in notes[-1]
     other = {"out": out, "seed": 2, "settings": {**FAST, "lambda_gad": 2.0}}
     with pytest.raises(ConfigError, match="fitted with other settings, seed") as error:
         fit(pictures, bert_backbone, **other)
@@ -114,11 +113,11 @@ def test_a_finished_fit_is_recognised_and_another_replaces_it_only_on_request(
     (out / "weights.safetensors").write_bytes(b"")  # damaged: fitted again
     fit(pictures, bert_backbone, **other)
     assert load(out, backbone=bert_backbone).card.seed == 2
-    other_method = {"out": out, "method": "zero-shot", "say": messages.append}
+    other_method = {"out": out, "method": "zero-shot"}
     with pytest.raises(ConfigError, match="fitted with other method"):
         fit(pictures, bert_backbone, **other_method)
     fit(pictures, bert_backbone, **other_method, restart=True)
-    assert "fitted with other method" in messages[-1]
+    assert "fitted with other method" in notes[-1]
 
 
 def test_a_fit_that_diverged_leaves_the_earlier_model(bert_backbone, pictures, tmp_path):
@@ -205,15 +204,18 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
     return options
 
 
-def test_a_stopped_fit_goes_on_to_the_same_result(stopped, bert_backbone, pictures, tmp_path):
+def test_a_stopped_fit_goes_on_to_the_same_result(
+    stopped, bert_backbone, pictures, tmp_path, notes
+):
     log = tmp_path / ".m.training" / "training.jsonl"
     with log.open("a") as file:
         file.write('{"epoch": 3, "ter')  # what a kill in the middle of a line leaves
-    notes, notes_of_whole = [], []
-    model = fit(pictures, bert_backbone, **stopped, say=notes.append)
-    whole = fit(pictures, bert_backbone, settings=stopped["settings"], say=notes_of_whole.append)
+    model = fit(pictures, bert_backbone, **stopped)
+    notes_of_part = list(notes)
+    notes.clear()
+    whole = fit(pictures, bert_backbone, settings=stopped["settings"])
     assert torch.equal(model.head.T, whole.head.T)
-    [note] = [note for note in notes if note not in notes_of_whole]
+    [note] = [note for note in notes_of_part if note not in notes]
     assert "continues at epoch 4 of 5" in note
     lines = (tmp_path / "m" / "training.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3, 4]

@@ -11,6 +11,7 @@ from ogkd.data.phantoms import write_folder
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import evaluate
 from ogkd.model.load import load
+from ogkd.notes import notes_to
 from world import fit
 
 
@@ -30,7 +31,8 @@ def world(tmp_path_factory):
 def fit_with(world, pool, **options):
     notes: list[str] = []
     settings = {"shots": 4, **options}
-    model = fit(world / "data", "builtin", unlabelled=pool, say=notes.append, **settings)
+    with notes_to(notes.append):
+        model = fit(world / "data", "builtin", unlabelled=pool, **settings)
     return model, " ".join(notes)
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from ogkd.methods.carriers import find_carriers
+from ogkd.methods.carriers import _CrossFit, find_carriers
+from ogkd.methods.experts import Space, Texts, experts
 from ogkd.methods.fused_choice import case_weights
+from relative_time import units
 
 D = 24
 
@@ -83,3 +85,36 @@ def test_images_of_a_case_that_show_the_same_count_as_one_image() -> None:
     shown_by = case_weights(shown, case, 2)
     assert shown_by.sum(0).tolist() == [1.0, 2.0]
     assert shown_by[3].tolist() == [0.0, 0.0]
+
+
+def test_experts_are_asked_about_rows_that_they_have_not_learned_from() -> None:
+    rows, case, labels, T, _ = planted(0.2)
+    space = Space.of(torch.cat([rows, rows.roll(1, 1)], 1), D, (D,), even=True)
+    texts, fold = Texts(T, 20.0, 16.0), torch.arange(len(labels))[case] % 4
+    cross = _CrossFit(space, texts, 0.3, fold)
+    rng = np.random.default_rng(0)
+    for _ in range(3):  # what is kept from one round to the next changes nothing
+        shown = torch.from_numpy(rng.integers(-1, 3, len(case)))
+        Z = case_weights(shown, case, 3)
+        expected = torch.empty_like(Z)
+        for out in (fold == number for number in range(4)):
+            fitted = experts(space.rows(~out), Z[~out], texts, rho=0.3)
+            expected[out] = fitted.logits(space.rows(out), 8.0)
+        torch.testing.assert_close(cross.logits(Z, 8.0), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_round_costs_less_than_fitting_its_experts_afresh() -> None:
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.normal(size=(900, 160 + 4 * 192))).float()
+    case, fold = torch.arange(300).repeat_interleave(3), torch.arange(900) // 3 % 4
+    T = torch.from_numpy(rng.normal(size=(4, 160))).float()
+    space, texts = Space.of(rows, 160, (192,) * 4), Texts(T, 20.0, 16.0)
+    cross = _CrossFit(space, texts, 0.3, fold)
+    Z = case_weights(torch.arange(300)[case] % 4, case, 4)
+
+    def afresh() -> None:
+        for out in (fold == number for number in range(4)):
+            experts(space.rows(~out), Z[~out], texts, rho=0.3).logits(space.rows(out), 8.0)
+
+    cross.logits(Z, 8.0)
+    assert units(lambda: cross.logits(Z, 8.0)) < 0.7 * units(afresh)

@@ -284,10 +284,9 @@ def test_a_saved_model_sees_images_as_the_fitted_one(name, bert_backbone, pictur
     assert model.support.features.shape[0] == 2 * len(model.class_names)
 
 
-def test_a_fit_says_how_long_an_epoch_takes(bert_backbone, pictures, tmp_path):
-    notes = []
+def test_a_fit_says_how_long_an_epoch_takes(bert_backbone, pictures, tmp_path, notes):
     settings = {"train.epochs": 3}
-    options = {"backbone": bert_backbone, "shots": 2, "settings": settings, "say": notes.append}
+    options = {"backbone": bert_backbone, "shots": 2, "settings": settings}
     ogkd.fit(pictures, method="maple", out=tmp_path / "tuned", **options)
     ogkd.fit(pictures, method="coop", out=tmp_path / "frozen", **options)
     assert [note for note in notes if "epoch" in note] == ["About 1 s for each of 3 epochs."]

@@ -10,7 +10,6 @@ import pytest
 import ogkd
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.engines import half_problem, with_engine
-from ogkd.errors import BackboneError
 from ogkd.model.load import load
 from tiny_data import FAST, write_dataset
 
@@ -24,8 +23,8 @@ def data(tmp_path: Path) -> Path:
     return write_dataset(tmp_path / "data", splits={"train": 3, "test": 2})
 
 
-def test_the_engine_of_the_fit_is_kept_and_another_used_only_where_it_is_asked_for(
-    bert_backbone: Backbone, data: Path, tmp_path: Path
+def test_the_engine_of_the_fit_is_kept_and_another_is_used_with_a_note(
+    bert_backbone: Backbone, data: Path, tmp_path: Path, notes: list[str]
 ) -> None:
     backbone, images = bert_backbone, sorted((data / "test").rglob("*.png"))
     bf16 = with_engine(backbone, "bf16")
@@ -37,8 +36,9 @@ def test_the_engine_of_the_fit_is_kept_and_another_used_only_where_it_is_asked_f
     again = load(tmp_path / "bf16", backbone=bf16)
     np.testing.assert_array_equal(again.predict_proba(images), there.predict_proba(images))
     for folder, other in (("bf16", backbone), ("torch", bf16)):
-        with pytest.raises(BackboneError, match="another backbone"):
-            load(tmp_path / folder, backbone=other)
+        notes.clear()
+        assert load(tmp_path / folder, backbone=other).backbone.engine == other.engine
+        assert [f"fitted with the engine {folder}" in note for note in notes] == [True]
     fast = load(tmp_path / "torch", backbone=backbone, engine="bf16")
     assert fast.backbone.engine == "bf16"
     answers, expected = fast.predict_proba(images), here.predict_proba(images)

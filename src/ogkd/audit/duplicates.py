@@ -18,7 +18,7 @@ from ogkd.audit.result import NearPair, ScannedImage
 
 SIDE = 64  # side of the small grey images that are hashed and compared
 # Scans of one kind share their coarse layout, so a few differing bits are not proof enough:
-# docs/evidence/data-check.md shows how both limits were chosen.
+# docs/evidence/trust.md shows how both limits were chosen.
 MIN_LIKENESS = 0.85
 MAX_PAIRS = 200_000  # a longer list helps nobody
 _BLANK = 2  # grey levels between the darkest and the brightest pixel

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ogkd import files
@@ -224,6 +224,18 @@ def read_weights(path: Path) -> Weights:
     return Weights(path, {key.removeprefix("module."): value for key, value in state.items()})
 
 
+def save_weights(tensors: Mapping[str, Tensor], target: Path) -> None:
+    """Write a weight file; tensors that share memory, which safetensors cannot store, are copied.
+
+    The file says that they are torch's.
+    """
+    copies = {key: value.detach().clone().contiguous() for key, value in tensors.items()}
+    try:
+        save_file(copies, target, {"format": "pt"})
+    except SafetensorError as error:
+        raise StorageError(f"Cannot write {target}: {error}.") from error
+
+
 def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     """Hash the weight file together with everything else that determines the output.
 
@@ -283,6 +295,14 @@ def key_table(model: nn.Module, names: Mapping[str, str]) -> KeyTable:
     return table
 
 
+class Stored(NamedTuple):
+    """How a weight file has the parameters of a model."""
+
+    file: Path
+    table: KeyTable
+    transposed: Collection[str]
+
+
 def assign_weights(
     model: nn.Module,
     weights: Weights,
@@ -290,7 +310,7 @@ def assign_weights(
     *,
     ignored: Sequence[str] = (),
     transposed: Collection[str] = (),
-) -> None:
+) -> Stored:
     """Fill every parameter of `model` as float32, or say exactly what disagrees.
 
     `ignored` are patterns of keys that no output depends on; `transposed` are matrices that a file
@@ -315,6 +335,7 @@ def assign_weights(
     if missing or unexpected or wrong:
         raise _misfit(weights.file, missing, unexpected, wrong)
     model.load_state_dict(new, strict=True, assign=True)
+    return Stored(weights.file, table, transposed)
 
 
 def _pieces(

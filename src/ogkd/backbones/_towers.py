@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import normalize
 
+from ogkd.backbones._folder import Stored
 from ogkd.backbones._frozen import release_pages
 from ogkd.backbones._tokenizer import Tokenizer
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
@@ -53,6 +54,7 @@ class TowersBackbone(Backbone):
         digest: str,
         context_length: int,
         device: torch.device,
+        stored: Stored | None = None,
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(False)
         self.name = name
@@ -68,6 +70,7 @@ class TowersBackbone(Backbone):
         self.patch_grid = (spec.grid, spec.grid)
         self.deep_parts = model.image.deep_parts
         self.text_width = model.text.words.embedding_dim
+        self.stored = stored  # None: not from a file
         self._tokenizer = tokenizer
 
     # Not inference_mode: its tensors could not take part in a method's training afterwards.

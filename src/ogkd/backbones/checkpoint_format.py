@@ -60,7 +60,7 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
         model = Towers(image, text)
     keys = image_keys | text_keys | layout["keys"] | {"logit_scale": "logit_scale"}
     table, transposed = key_table(model, keys), layout.get("transposed", ())
-    assign_weights(model, weights, table, ignored=layout["ignored"], transposed=transposed)
+    stored = assign_weights(model, weights, table, ignored=layout["ignored"], transposed=transposed)
     most = math.log(layout.get("most", math.inf))
     model.logit_scale = torch.nn.Parameter(model.logit_scale.detach().clamp(max=most))
     first, *others = files
@@ -80,6 +80,7 @@ def load_checkpoint(folder: Path, *, name: str, device: torch.device) -> TowersB
         digest=backbone_digest(first, parts),
         context_length=layout["context"],
         device=device,
+        stored=stored,
     )
 
 

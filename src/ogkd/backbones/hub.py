@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import torch
 from huggingface_hub import constants, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from ogkd.backbones._folder import (
     FORMAT_HELP,
@@ -27,12 +25,13 @@ from ogkd.backbones._folder import (
     detect_format,
     peek,
     read_weights,
+    save_weights,
 )
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.backbones.loading import load_backbone, resolve
 from ogkd.download import HUB, download, hub_offline, mirrored
-from ogkd.errors import BackboneError, OgkdError, StorageError
+from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import (
     exclusive_lock,
     folder_atomically,
@@ -176,10 +175,13 @@ def _open_clip_files(files: dict[str, Path], marker: Path | None) -> dict[str, P
 
 
 def _lacking(record: Record, what: str) -> BackboneError:
+    gate = ""
+    if record.gated:
+        gate = f" It is gated: accept its terms at {mirrored(HUB)}/{record.hub_id} and log in."
     return BackboneError(
         f"{record.name} cannot be fetched: {record.hub_id} has no {what}, or the hub is not "
-        f"reached. Without a network, run `ogkd backbones fetch {record.name}` on another machine "
-        f"and copy its folder to {record.folder}, or use the built-in model.",
+        f"reached.{gate} Without a network, run `ogkd backbones fetch {record.name}` on another "
+        f"machine and copy its folder to {record.folder}, or use the built-in model.",
         argument="backbone",
     )
 
@@ -259,13 +261,7 @@ def _keep_weights(path: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(path, target)
         return
-    # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
-    stored = read_weights(path).tensors
-    tensors = {key: value.detach().clone().contiguous() for key, value in stored.items()}
-    try:
-        save_file(tensors, target, {"format": "pt"})
-    except SafetensorError as error:
-        raise StorageError(f"Cannot write {target}: {error}.") from error
+    save_weights(read_weights(path).tensors, target)
 
 
 # Verifying

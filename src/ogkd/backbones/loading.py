@@ -40,7 +40,7 @@ def load_backbone(
             at its first use and then taken from the cache.
         device: "auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1", "mps".
         engine: how images are encoded: "torch" in float32; on a GPU faster, but with slightly
-            different features, "bf16" or "fp16" (ogkd.backbones.engines).
+            different features, "bf16" or "fp16"; "auto" tries (ogkd.backbones.engines).
 
     Example:
         >>> backbone = load_backbone("builtin")

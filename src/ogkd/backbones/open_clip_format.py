@@ -384,7 +384,7 @@ def load_open_clip(
     context = config.text_cfg.context_length if bert else text.tower.spec.positions
     table = key_table(model, image.keys | text.keys | {"logit_scale": "logit_scale"})
     matrices = ("visual.proj", f"{prefix}text_projection")
-    assign_weights(model, stored, table, ignored=_IGNORED, transposed=matrices)
+    kept = assign_weights(model, stored, table, ignored=_IGNORED, transposed=matrices)
     preprocessing = Preprocessing(
         size=image.tower.spec.image_size,
         mean=preprocess.mean,
@@ -408,4 +408,5 @@ def load_open_clip(
         digest=backbone_digest(stored.file, parts),
         context_length=context,
         device=device,
+        stored=kept,
     )

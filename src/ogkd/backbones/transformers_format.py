@@ -119,7 +119,7 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
         model = _towers(config)
     layout = layouts("transformers")
     keys = layout["keys"] | {layout["text_heads"][config.model_type]: "text.proj"}
-    assign_weights(model, weights, key_table(model, keys), ignored=_IGNORED)
+    stored = assign_weights(model, weights, key_table(model, keys), ignored=_IGNORED)
     text, size = config.text_config, config.vision_config.image_size
     prepare: Callable[[str], str] = str
     if config.model_type == "clip":  # OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model
@@ -146,6 +146,7 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
         digest=backbone_digest(weights.file, parts),
         context_length=text.max_position_embeddings,
         device=device,
+        stored=stored,
     )
     tokens = backbone.tokenize(["a photo"])
     if int(model.text.ends(tokens)) != tokens.ids.shape[1] - 1:

@@ -64,13 +64,12 @@ def published() -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True).fillna({"setting": ""})
 
 
-def published_elsewhere(plan: Plan) -> list[str]:
-    """What other papers print about the paper's benchmarks, as Markdown; [] of other data."""
+def published_elsewhere(plan: Plan) -> pd.DataFrame:
+    """What other papers print about the paper's benchmarks, as text; empty of other data."""
     file = files("ogkd.bench") / "published" / "elsewhere" / f"{plan.table}.csv"
     if not (file.is_file() and any(benchmark_of(cell.spec) for cell in plan.cells)):
-        return []
-    table = pd.read_csv(io.StringIO(file.read_text("utf-8")), dtype=str, keep_default_na=False)
-    return ["", "### Published elsewhere", "", _ELSEWHERE, "", *markdown_table(table)]
+        return pd.DataFrame()
+    return pd.read_csv(io.StringIO(file.read_text("utf-8")), dtype=str, keep_default_na=False)
 
 
 def compare_with_published(folder: RunsFolder, plan: Plan) -> pd.DataFrame:
@@ -219,7 +218,10 @@ def _published_average(values: pd.Series, part: str, datasets: Sequence[str]) ->
 
 def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     """The comparison with the published numbers as Markdown."""
-    frame, more = compare_with_published(folder, plan), published_elsewhere(plan)
+    frame, elsewhere = compare_with_published(folder, plan), published_elsewhere(plan)
+    more = []
+    if len(elsewhere):
+        more = ["", "### Published elsewhere", "", _ELSEWHERE, "", *markdown_table(elsewhere)]
     if frame.empty:
         nothing = "None of these runs has a counterpart in the paper's tables."
         return "\n".join([nothing, *more]) + "\n"

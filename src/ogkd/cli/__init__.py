@@ -22,6 +22,7 @@ from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import say
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
+from ogkd.notes import notes_to
 
 __all__ = ["app", "main"]
 
@@ -103,7 +104,7 @@ def main() -> None:
         try:
             if "" in sys.argv:
                 raise ConfigError("An argument is empty: a variable of your script may not be set.")
-            with _warnings_as_notes():
+            with _warnings_as_notes(), notes_to(say):
                 app(args=_own_options_first(sys.argv[1:]), prog_name="ogkd")
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # typer has turned it into code 1

@@ -139,8 +139,11 @@ def embed(
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
     from ogkd.features.encode import write_features
     from ogkd.features.unreadable import unreadable_error
+    from ogkd.fitting.choose import warning_about
 
     refs = sorted(opt.find_refs(images, slice), key=lambda image: image.as_posix())
+    if warning := warning_about(model, refs):
+        say(f"WARNING: {warning}")
     began = time.perf_counter()
     bad = write_features(model, refs, out, on_error=on_error)
     seconds = time.perf_counter() - began

@@ -144,7 +144,7 @@ def check(
     with decode_once():
         model = None
         if backbone is not None:
-            name = choose_backbone(images, say=say) if backbone == "auto" else backbone
+            name = choose_backbone(images) if backbone == "auto" else backbone
             model = ogkd.load_backbone(name)
             if warning := warning_about(model, images):
                 say(f"WARNING: {warning}")

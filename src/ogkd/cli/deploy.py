@@ -138,7 +138,7 @@ def app(
         for note in model.decider.notes:
             say(f"{model.name}: {note}")
     serving = f"Serving {', '.join(model.name for model in loaded)}"
-    serve_models(loaded, settings, say=partial(page.announce, serving))
+    serve_models(loaded, settings, ready=partial(page.announce, serving))
     typer.echo("Stopped; no upload is kept.")
 
 
@@ -191,12 +191,12 @@ def studio(
         project.set_facts(**{key: value for key, value in changes.items() if value is not None})
         if images is not None:
             project.add_folder(images)
-        session = Session(project, device=page.device, say=say)
+        session = Session(project, device=page.device)
         try:
             serve(
                 lambda private: make_studio(session, private, settings),
                 settings,
-                say=partial(page.announce, f"Studio: {target}"),
+                ready=partial(page.announce, f"Studio: {target}"),
             )
         finally:
             session.close()

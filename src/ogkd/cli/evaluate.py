@@ -178,7 +178,6 @@ def calibrate(
         leave_out_used=leave_out_used,
         sensitivity=sensitivity,
         confidence=confidence,
-        say=say,
     )
     path = inputs.model / CALIBRATION
     write_calibration(inputs.model, classifier.card, calibration)

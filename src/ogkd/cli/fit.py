@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_facts, print_json, print_table, say
+from ogkd.cli.options import print_facts, print_json, print_table
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
@@ -46,7 +46,7 @@ def fit(**options: Any) -> None:
         options[names] = opt.read_classes(options[names])
     options["columns"] = opt.read_columns(options["columns"])
     began = time.perf_counter()
-    request = FitRequest(**options, say=say)
+    request = FitRequest(**options)
     try:
         fitted, is_old = fit_or_find(request)
     except NoRealBackbone:
@@ -107,7 +107,7 @@ def _option(name: str, kind: Any) -> Any:
     return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
 
 
-_ALL = [field.name for field in fields(FitRequest) if field.name != "say"]
+_ALL = [field.name for field in fields(FitRequest)]
 fit.__signature__ = signature_of(_fit_options(_ALL))  # type: ignore[attr-defined]
 
 

@@ -58,7 +58,7 @@ DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    Option(help="Encode images with another engine than the fit: torch, bf16, fp16."),
+    Option(help="Encode images with another engine than the fit: torch, bf16, fp16, auto."),
 ]
 
 # Guarantees: `Policy` checks their values, `Decider` whether the model can give them

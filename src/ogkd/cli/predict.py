@@ -221,7 +221,6 @@ def _zero_shot(
         images=[case.image for case in cases],
         device=device,
         engine=engine or FitRequest.engine,
-        say=say,
     )
     say(
         f"Zero-shot with {classifier.card.backbone.short_name}: nothing was learned from "

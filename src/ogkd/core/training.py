@@ -7,6 +7,7 @@ continued, and a run trained with others sees the same draws as when trained alo
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -33,6 +34,7 @@ from ogkd.progress import progress_bar
 
 # Streams of one epoch's randomness, kept separate so that using one never shifts another: the
 # first is that of the batches.
+_log = logging.getLogger("ogkd.fit")
 _DROPOUT, _INIT = 1, 2
 _WINDOW = 20  # epochs
 _SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that
@@ -87,23 +89,23 @@ def train_contexts(
     text_dropout: bool = False,
     checkpoint: Checkpoint | None = None,
     log: Callable[[Mapping[str, Any]], None] | None = None,
-    note: Callable[[str], None] | None = None,
 ) -> Tensor:
     """Train one context per run and return them stacked: [S, n_ctx, w].
 
     The learner defines what a context is: any tensor that `initial_context` returns and
     `text_features` accepts. With a `checkpoint`, progress is saved every few epochs and a
-    finished or interrupted training is resumed from there; `note` gets the epoch in words.
+    finished or interrupted training is resumed from there.
     """
     _refuse_unequal(runs)
     device = learner.embeddings.device
-    note = note or (lambda text: None)
     state = _first_state(learner, runs, config)
     if checkpoint is not None and (saved := checkpoint.load()) is not None:
         state = saved
         if 0 < state.epoch < config.epochs:
             again = state.epoch + 1
-            note(f"Note: An interrupted training continues at epoch {again} of {config.epochs}.")
+            _log.warning(
+                f"Note: An interrupted training continues at epoch {again} of {config.epochs}."
+            )
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
     steps = len(batch_slices(len(runs[0].views), config))
@@ -112,7 +114,7 @@ def train_contexts(
     weights = epoch_weights(config, config.epochs)
 
     def say_time(seconds: float) -> None:
-        note(f"About {max(steps * seconds, 1):,.0f} s for each of {config.epochs} epochs.")
+        _log.info(f"About {max(steps * seconds, 1):,.0f} s for each of {config.epochs} epochs.")
 
     tell = say_time if learner.sees_pixels else None  # others are done in minutes
     with (

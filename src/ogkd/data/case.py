@@ -22,6 +22,7 @@ from ogkd.data.names import first_lines, split_name
 from ogkd.data.task import Target, Task
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
+from ogkd.images.memory import InMemory
 
 _FEW = 8  # images of a case that stand for it where all would be too many
 
@@ -240,7 +241,8 @@ def evenly(count: int, most: int = _FEW) -> list[int]:
 
 def require_files(cases: Sequence[Case]) -> None:
     """Refuse cases whose files do not exist, naming them all at once."""
-    files = dict.fromkeys(image.file for image in images_of(cases))
+    images = images_of(cases)
+    files = dict.fromkeys(image.file for image in images if not isinstance(image, InMemory))
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DataError(

@@ -76,15 +76,15 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
 
 
 def resolve_data(source: str | Path | Dataset, **options: Any) -> Dataset:
-    """Read data given as a path in any layout, the name of a benchmark or a pandas DataFrame.
+    """Read a path in any layout, the name of a benchmark, a DataFrame or a Hugging Face dataset.
 
     The options are for layouts that do not specify them, and those of `read_dataset`.
     """
+    from ogkd.data.frames import read_in_memory
     from ogkd.data.read import read_dataset
-    from ogkd.data.tables import read_frame
 
-    if hasattr(source, "notna"):  # without importing pandas
-        return read_frame(source, **options)
+    if (dataset := read_in_memory(source, **options)) is not None:
+        return dataset
     if not isinstance(source, str | Path):
         return source
     if (named := named_benchmark(source)) is not None:

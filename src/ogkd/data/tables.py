@@ -13,7 +13,6 @@ import io
 import itertools
 import os
 import re
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,14 +224,6 @@ def data_frame(rows: Sequence[Row]) -> Any:
         raise ConfigError('A DataFrame needs pandas: pip install "ogkd[bench]".') from error
     plain = [[unescape_formula(x) if isinstance(x, str) else x for x in row] for row in rows]
     return DataFrame(plain[1:], columns=plain[0])
-
-
-def read_frame(frame: Any, *, root: str | Path | None = None, **options: Any) -> Dataset:
-    """Read a pandas DataFrame as `read_table` does a file; paths count from the current folder."""
-    with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
-        path = Path(folder) / "DataFrame.csv"
-        frame.to_csv(path, index=False)
-        return read_table(path, root=Path(root or ""), **options)
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from ogkd.data.case import Dataset
@@ -16,6 +17,7 @@ from ogkd.model.decide import Decider
 from ogkd.model.scaling import CONFIDENCE, cases_needed_for_coverage
 
 FEWEST = cases_needed_for_coverage(0.9)
+log = logging.getLogger("ogkd.calibrate")
 _WORTHWHILE = (("sets", 0.9), ("sets", 0.95), ("risk", 0.1), ("risk", 0.05))
 
 
@@ -27,14 +29,13 @@ def calibrate(
     leave_out_used: bool = False,
     sensitivity: float | None = None,
     confidence: float | None = None,
-    say: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Calibrate on labelled images; images that the model was fitted on are refused.
 
     With `leave_out_used` they are left out instead. Nothing is changed or written: assign the
-    result to `classifier.calibration`, or write it into the model folder. `say` receives short
-    notes for the user. Of a model of several findings, `sensitivity` is the share of images with
-    a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
+    result to `classifier.calibration`, or write it into the model folder. Of a model of several
+    findings, `sensitivity` is the share of images with a finding that are not to be answered "no",
+    which is then promised with `confidence` (0.9).
     """
     card = classifier.card
     require_guarantees(
@@ -74,16 +75,15 @@ def calibrate(
         sensitivity=sensitivity,
         confidence=CONFIDENCE if confidence is None else confidence,
     )
-    if say is not None:
-        for warning in judged.warnings:
-            say(f"WARNING: {warning}")
-        if calibration.questions[0].shift:
-            made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
-            for note in Decider(made).notes:
-                if note.startswith("Note: "):
-                    say(note)
-        for note in _notes(judged, calibration):
-            say(f"Note: {note}")
+    for warning in judged.warnings:
+        log.warning(f"WARNING: {warning}")
+    if calibration.questions[0].shift:
+        made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
+        for note in Decider(made).notes:
+            if note.startswith("Note: "):
+                log.warning(note)
+    for note in _notes(judged, calibration):
+        log.warning(f"Note: {note}")
     return calibration
 
 

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
+from ogkd.backbones.engines import may_be_faster
 from ogkd.data.case import Case, images_of
 from ogkd.data.names import first_lines
 from ogkd.errors import DataError, StorageError, pluralize
@@ -37,7 +39,9 @@ from ogkd.images.decode import BlankImage
 from ogkd.images.transforms import ADAPTER_AREAS, random_resized_crop
 from ogkd.progress import progress_bar
 
+log = logging.getLogger("ogkd.features")
 _BATCH = 32
+_LONG = 120.0  # seconds of encoding after which a faster engine is mentioned
 _NAME = f"{'[0-9a-f]' * 64}.safetensors"
 _SHARD = 256  # entries written at once: what a kill can lose
 _GLOBALS, _PATCHES, _DEEP = "", "/patches", "/deep"  # endings of the names of entries
@@ -212,6 +216,8 @@ class FeatureStore:
                 done += len(crops)
                 bar.advance(len(crops))
                 bar.describe(f"{done / (time.perf_counter() - began):.1f} images/s")
+                if done == len(crops):  # the first batch
+                    self._note_duration((len(keys) - done) * (time.perf_counter() - began) / done)
                 if len(shard) >= _SHARD:
                     self._write(shard)
                     shard = {}
@@ -219,6 +225,13 @@ class FeatureStore:
             self._write(shard)
         self.seconds += time.perf_counter() - began
         self._find_shards()
+
+    def _note_duration(self, seconds: float) -> None:
+        if seconds > _LONG and may_be_faster(self.backbone):
+            log.info(
+                f"Encoding takes about {seconds / 60:.0f} minutes. The engine auto (--engine auto) "
+                "may shorten this: it tries half precision."
+            )
 
     def _crop(self, job: tuple[ImageRef, View]) -> NDArray[np.uint8]:
         image, view = job

@@ -5,7 +5,8 @@ The images themselves decide: phantoms get the built-in model, everything else a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ogkd.features.unreadable import unreadable, unreadable_error
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef
 
+log = logging.getLogger("ogkd.fit")
 AUTO = "auto"  # the name that means: choose
 BEST = "biomedclip"  # to fetch, if there is no real backbone yet
 _SAMPLE = 24  # images that are looked at
@@ -33,21 +35,21 @@ def backbone_for(request: FitRequest, images: Sequence[ImageRef]) -> Backbone:
     """The backbone that was asked for, or the one that suits the images."""
     backbone = request.backbone
     if backbone == AUTO:
-        backbone = choose_backbone(images, say=request.note)
+        backbone = choose_backbone(images)
         return load_backbone(backbone, device=request.device, engine=request.engine)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=request.device, engine=request.engine)
     elif request.engine != "torch":
         backbone = with_engine(backbone, request.engine)
     if warning := warning_about(backbone, images):
-        request.warn(warning)
+        log.warning(f"WARNING: {warning}")
     return backbone
 
 
-def choose_backbone(images: Sequence[ImageRef], *, say: Callable[[str], None] | None = None) -> str:
+def choose_backbone(images: Sequence[ImageRef]) -> str:
     """The built-in model for phantoms; for other images, or none, the best real one present.
 
-    Nothing is downloaded. `say` receives a line about a real backbone that was chosen.
+    Nothing is downloaded.
     """
     if images:
         strange, seen = _look(load_backbone("builtin", device="cpu"), images)
@@ -64,8 +66,7 @@ def choose_backbone(images: Sequence[ImageRef], *, say: Callable[[str], None] | 
             "pass the folder of a model that you have.",
             argument="backbone",
         )
-    if say is not None:
-        say(f"Backbone: {name} ({catalog()[name].modality}), the best one on this machine.")
+    log.info(f"Backbone: {name} ({catalog()[name].modality}), the best one on this machine.")
     return name
 
 

@@ -90,11 +90,16 @@ class LearningCurve:
     def __str__(self) -> str:
         """What it says, for people."""
         most, now = self.labels[-1], self.rows()[-1]
-        more = self.forecast(2 * most)
         return (
             f"With {most} labels per class, {100 * now['accuracy']:.0f} % of new images would be "
-            f"right ({100 * now['low']:.0f} to {100 * now['high']:.0f} %). Another {most} per "
-            f"class would give {100 * more[1]:.0f} to {100 * more[2]:.0f} %."
+            f"right ({100 * now['low']:.0f} to {100 * now['high']:.0f} %). {self.outlook(most)}"
+        )
+
+    def outlook(self, labels: int) -> str:
+        """What as many labels again would give: the one sentence of Python, `start` and reports."""
+        _, low, high = self.forecast(2 * labels)
+        return (
+            f"Another {labels} labels per class would give {100 * low:.0f} to {100 * high:.0f} %."
         )
 
     def rows(self) -> list[dict[str, float]]:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import TrainingFolder, make_method, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import ModelCard, PoolingCard
+from ogkd.model.card import BackboneCard, ModelCard, PoolingCard
 from ogkd.model.classifier import (
     CARD,
     LOG,
@@ -42,6 +43,7 @@ from ogkd.model.load import load
 from ogkd.prompts.templates import require_classes
 
 P = ParamSpec("P")
+_log = logging.getLogger("ogkd.fit")
 _ZERO_SHOT = "zero-shot-ensemble"
 
 
@@ -95,7 +97,7 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
             model = load(folder, backbone=prepared.backbone)
-            request.note(f"{request.out} is already fitted with these options: nothing to do.")
+            _log.info(f"{request.out} is already fitted with these options: nothing to do.")
             return model
     other = f", fitted with other {', '.join(changed)}" if changed else ""
     if changed and not request.restart:
@@ -105,7 +107,7 @@ def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
             "another folder, or ask for a restart.",
             argument="restart",
         )
-    request.note(f"Note: this fit replaces the model in {request.out}{other}.")
+    _log.warning(f"Note: this fit replaces the model in {request.out}{other}.")
     return None
 
 
@@ -116,6 +118,7 @@ _WORDS = {
     "config": "settings",
     "asks": "classes",
     "backbone": "backbone",
+    "teacher": "teacher",
     "prompts_sha256": "prompts",
     "data_sha256": "images",
     "support_images": "images",
@@ -130,7 +133,8 @@ def _differences(old: ModelCard, new: ModelCard) -> list[str]:
     """In which words two fits differ; a backbone is its digest, wherever it is."""
     first, second = (card.model_dump(mode="json") for card in (old, new))
     for card in (first, second):
-        card["backbone"].pop("name")
+        for backbone in filter(None, (card["backbone"], card["teacher"])):
+            backbone.pop("name")
     words = (word for field, word in _WORDS.items() if first[field] != second[field])
     return list(dict.fromkeys(words))
 
@@ -167,7 +171,7 @@ def train(prepared: Prepared, work: Path | None = None) -> Classifier:
     )
     refuse_diverged([head], method.name)
     for note in head.notes:
-        request.note(f"Note: {note}")
+        _log.warning(f"Note: {note}")
     card = card.model_copy(update={"poolings": tuple(map(PoolingCard.of, poolings))})
     backbone, kept = method.tower(prepared.backbone, head.tensors()), prepared.kept
     if kept is not None and backbone is not prepared.backbone:  # tuned: it sees other features
@@ -192,7 +196,7 @@ def _card(prepared: Prepared) -> ModelCard:
         for case in drawn.support
     ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
-    return ModelCard.of(
+    card = ModelCard.of(
         method,
         task,
         without_change(prepared.backbone),
@@ -210,6 +214,12 @@ def _card(prepared: Prepared) -> ModelCard:
         images=len(images_of(drawn.support)),
         learned_cases=len(drawn.support),
     )
+    teacher = prepared.support and prepared.support.support.teacher
+    if not teacher:
+        return card
+    known = BackboneCard.of(teacher.backbone)  # by name, as no path belongs in a card
+    config = {**card.config, "teacher": known.name}
+    return card.model_copy(update={"teacher": known, "config": config})
 
 
 def _digest(value: Any) -> str:
@@ -239,7 +249,7 @@ def _training_folder(
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    return TrainingFolder(folder, fingerprint, log, request.note)
+    return TrainingFolder(folder, fingerprint, log)
 
 
 def zero_shot(
@@ -250,7 +260,6 @@ def zero_shot(
     images: Sequence[str | Path | ImageRef] = (),
     device: str = FitRequest.device,
     engine: str = FitRequest.engine,
-    say: Callable[[str], None] | None = None,
 ) -> Classifier:
     """Make a classifier of the texts of classes; it learns from no image and is not calibrated.
 
@@ -261,8 +270,7 @@ def zero_shot(
             (default: templates).
         images: some that the model is meant for.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch, bf16 or fp16.
-        say: receives short notes for the user.
+        engine: how images are encoded: torch, bf16, fp16 or auto.
 
     Example:
         >>> model = zero_shot(["benign mass", "malignant mass"], backbone="builtin")
@@ -280,7 +288,6 @@ def zero_shot(
         prompts=prompts,
         device=device,
         engine=engine,
-        say=say,
     )
     name, bank = bank_of(request, None, names)
     loaded = backbone_for(request, [ImageRef.of(image) for image in images])

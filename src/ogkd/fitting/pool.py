@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ogkd.images.decode import find_images
 from ogkd.model.familiarity import SupportFeatures, is_in_distribution
 from ogkd.progress import progress_bar
 
+log = logging.getLogger("ogkd.fit")
 PER_CLASS = 2  # unlabelled images below which there is too little to learn from
 
 
@@ -60,12 +62,12 @@ def read_pool(
                 else:
                     kept.setdefault(marks[1], ref)
     if unreadable:
-        request.note(
+        log.warning(
             f"Note: {pluralize(len(unreadable), 'unlabelled file')} left out, unreadable. The "
             f"first: {unreadable[0]}"
         )
     if tests:
-        request.note(
+        log.warning(
             f"Note: {pluralize(tests, 'unlabelled image')} left out: copies of images in the "
             "data's own val or test part, on which the model could then not be judged."
         )
@@ -96,12 +98,12 @@ def pool_for(
             "the labelled images."
         )
     if count < PER_CLASS * classes:
-        request.note(
+        log.warning(
             f"Note: the unlabelled images are not used: {count} of {len(fresh)} can be, and "
             f"{pluralize(classes, 'class')} need at least {PER_CLASS * classes}.{left_out}"
         )
         return None
-    request.note(f"Found {pluralize(count, 'unlabelled image')} to learn from.{left_out}")
+    log.info(f"Found {pluralize(count, 'unlabelled image')} to learn from.{left_out}")
     rows = np.flatnonzero(near)
     return Pool([pool.images[row] for row in rows], pool.rows[torch.from_numpy(rows)])
 

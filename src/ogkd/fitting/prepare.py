@@ -5,6 +5,7 @@ The benchmark prepares its runs with these functions too.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pool import Pool, pool_for, read_pool
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
+from ogkd.methods.base import Teacher
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
     OURS,
@@ -43,6 +45,7 @@ from ogkd.prompts.bank import (
     shipped_banks,
 )
 
+log = logging.getLogger("ogkd.fit")
 ONE_SET = 1  # the seed that the benchmark drew its adapters' images with
 
 
@@ -100,7 +103,7 @@ def prepare(request: FitRequest) -> Prepared:
     )
     if scarce := shortfalls(dataset.task, drawn.support, request.shots):
         each = ", ".join(f"'{name}' {count}" for name, count in scarce.items())
-        request.note(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
+        log.warning(f"Note: fewer than {request.shots} {dataset.unit}s, all used: {each}.")
     require_files(drawn.support)
     backbone = backbone_for(request, list(dict.fromkeys(images_of(drawn.support))))
     backbone = method.tower(backbone, {})
@@ -119,10 +122,10 @@ def prepare(request: FitRequest) -> Prepared:
         prepared = _with_features(prepared, store, judged)
     backbone.release()  # the images are encoded
     for shard in sorted(store.damaged):
-        request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
+        log.warning(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
-        request.note(f"Encoded {pluralize(store.encoded, 'image')} ({rate:.1f} images/s).")
+        log.info(f"Encoded {pluralize(store.encoded, 'image')} ({rate:.1f} images/s).")
     return prepared
 
 
@@ -133,7 +136,7 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         cases, note = without_blank(store, drawn.support)
         drawn = replace(drawn, support=cases)
         if note:
-            request.note(note)
+            log.warning(note)
     deep = method.uses_deep(store.backbone)
     pool = None
     try:
@@ -145,7 +148,7 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
             pool = read_pool(request, store, deep=deep, judged=judged)
             classes, width = len(task.names), store.backbone.embed_dim
             pool = pool_for(request, pool, drawn.support, kept, classes, width)
-            support = support if pool is None else replace(support, unlabelled=pool.rows)
+            support = support if pool is None else _with_pool(support, pool)
         rows = torch.empty(len(support.labels), 0)
         if is_pooled(torch.from_numpy(case_numbers(drawn.support))):
             rows = whole_rows(store, drawn.support, deep=deep)
@@ -157,8 +160,17 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         raise
     for same in contradictory(drawn.support):
         files = " = ".join(str(case.image) for case in same)
-        request.note(f"Note: the same image has several labels: {files}. Correct them.")
+        log.warning(f"Note: the same image has several labels: {files}. Correct them.")
     return replace(prepared, drawn=drawn, support=given, kept=kept, pool=pool)
+
+
+def _with_pool(support: Support, pool: Pool) -> Support:
+    """The support with unlabelled images, seen by the teacher too if there is one."""
+    teacher = support.teacher
+    if teacher is not None:
+        unlabelled = FeatureStore(teacher.backbone).get(pool.images).globals[:, 0].float()
+        teacher = replace(teacher, unlabelled=unlabelled)
+    return replace(support, unlabelled=pool.rows, teacher=teacher)
 
 
 def _require(method: Method, feature: str, why: str) -> None:
@@ -261,6 +273,10 @@ def make_support(
         store, images, count=method.kept_views, seed=seed, patches=patches, deep=deep,
         adapter=method.as_benchmarked,
     )  # fmt: skip
+    teacher = method.teacher(store.backbone)
+    if teacher is not None:
+        rows = whole_rows(FeatureStore(teacher), drawn.support, deep=False)
+        return Support(views, labels, chosen, teacher=Teacher(teacher, rows))
     return Support(views, labels, chosen)
 
 
@@ -284,7 +300,7 @@ def _training_data(
         columns=request.columns,
     )
     for what, advice in whole.ignored:
-        request.note(f"Note: {what} {advice}")
+        log.warning(f"Note: {what} {advice}")
     task = whole.task
     for option in task.no_option:
         if getattr(request, option) is not None:
@@ -298,7 +314,7 @@ def _training_data(
     whole = replace(whole, cases=tuple(merged), unit=grouping.unit)
     dataset, shared = separate_groups(whole)
     if shared:
-        request.note(
+        log.warning(
             f"Note: {len(shared)} training or validation {whole.unit}(s) are left out: images of "
             "the same patients are in a part that models are judged on."
         )
@@ -311,7 +327,7 @@ def _training_data(
         train, skipped = readable_cases(train, dataset.task)
         if skipped:
             note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
-            request.note(f"{note}{pluralize(before, dataset.unit)} remain.")
+            log.warning(f"{note}{pluralize(before, dataset.unit)} remain.")
     return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
 
 
@@ -319,16 +335,16 @@ def _learnable(request: FitRequest, dataset: Dataset) -> Dataset:
     """The data without names and cases that training can learn nothing about."""
     targets = dataset.targets(dataset.part("train"))
     if summary := dataset.task.summary(targets):
-        request.note(f"Note: {summary}")
+        log.info(f"Note: {summary}")
     numbers, warnings = dataset.task.learnable(targets)
     for warning in warnings:
-        request.warn(warning)
+        log.warning(f"WARNING: {warning}")
     if len(numbers) < len(dataset.names):
         dataset = dataset.restrict(numbers)
     task = dataset.task
     used = [c for c in dataset.cases if task.strata(c.target) or c.split not in ("", "train")]
     if lost := len(dataset.cases) - len(used):
-        request.note(f"Note: {lost} image(s) are not learned from: nothing is known about them.")
+        log.warning(f"Note: {lost} image(s) are not learned from: nothing is known about them.")
     return dataset.with_cases(used)
 
 
@@ -344,7 +360,7 @@ def bank_of(
     if isinstance(prompts, str | Path):
         name, prompts = bank_name(prompts), read_bank(bank_file(prompts, dataset))
     if note := fallback_note(names, prompts):
-        request.note(f"Note: {note}")
+        log.warning(f"Note: {note}")
     return name, prompts
 
 

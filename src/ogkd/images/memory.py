@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,13 @@ class InMemory(ImageRef):
 
     def sliced(self, rule: SliceRule | None) -> ImageRef:
         return replace(self, rule=rule)
+
+    @cached_property
+    def key(self) -> str:
+        """Of the bytes of a file, that of the file itself."""
+        if isinstance(self.content, bytes):
+            return hashlib.sha256(self.content).hexdigest()
+        return super().key
 
 
 def as_ref(image: object, name: str = "The image") -> ImageRef:

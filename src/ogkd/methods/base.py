@@ -37,6 +37,15 @@ ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """A second backbone, and its features of the same images, each whole."""
+
+    backbone: Backbone
+    rows: Tensor  # [N, e]
+    unlabelled: Tensor | None = None  # [U, e]
+
+
+@dataclass(frozen=True)
 class Support:
     """The labelled images to learn from, as features."""
 
@@ -46,12 +55,14 @@ class Support:
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
     allow_missing_classes: bool = False  # a class without images is known by its texts
     case: Tensor | None = None  # [N]: the number of each image's case; None: its own
+    teacher: Teacher | None = None  # of a method that learns from a second backbone
 
     def subset(self, images: Tensor) -> Support:
         """Some of the images, by their numbers."""
         case = None if self.case is None else self.case[images]
-        views = self.views.some(images)
-        return replace(self, views=views, labels=self.labels[images], case=case)
+        teacher = self.teacher and replace(self.teacher, rows=self.teacher.rows[images])
+        views, labels = self.views.some(images), self.labels[images]
+        return replace(self, views=views, labels=labels, case=case, teacher=teacher)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
@@ -89,7 +100,6 @@ class TrainingFolder:
     path: Path | None  # None: progress is not saved
     fingerprint: str  # of settings, data and backbone: only the same training is resumed
     log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
-    note: Callable[[str], None] | None = None  # called with what the user should know
 
 
 Folder = TrainingFolder | None
@@ -184,6 +194,10 @@ class Method(ABC, Generic[ConfigT]):
         `tensors` are those of a fitted head; empty before the fit.
         """
         return backbone
+
+    def teacher(self, backbone: Backbone) -> Backbone | None:
+        """A second backbone to learn from beside this one; None if the method needs none."""
+        return None
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Apply what was learned to other class names (base-to-novel)."""

@@ -10,7 +10,7 @@ with the likeliest labels of such cases is taken (docs/concepts/cases.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
-from ogkd.core.pooling import best_pooling, common_part, relative
+from ogkd.core.pooling import best_pooling, common_part, pooled, relative
 from ogkd.methods.base import TextSide
-from ogkd.methods.experts import Space, Texts, experts
+from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import RHO, FusedConfig, case_weights
 
 _ROUNDS = 4
@@ -35,7 +35,7 @@ def find_carriers(rows: Tensor, case: Tensor, labels: Tensor, text: TextSide) ->
 
     Rows [N, w] are features of images, case [N] numbers their cases.
     """
-    config, d = FusedConfig(), text.backbone.embed_dim
+    config, d, classes = FusedConfig(), text.backbone.embed_dim, len(text.class_names)
     deep = rows.shape[1] > d
     space = Space.of(normalize(rows.float(), dim=-1), d, text.backbone.deep_parts if deep else ())
     texts = Texts(prototypes(text.bank).cpu(), text.backbone.logit_scale, config.nu)
@@ -45,30 +45,60 @@ def find_carriers(rows: Tensor, case: Tensor, labels: Tensor, text: TextSide) ->
     if fold is None:
         return by_text
 
-    def ask(space: Space, shown: Tensor, kappa: float) -> Tensor:
-        """Logits [N, C] of images by experts that have not learned from their cases."""
-        z = torch.zeros(len(rows), len(text.class_names), dtype=torch.float64)
-        Z = case_weights(shown, case, len(text.class_names))
-        for number in fold.unique().tolist():
-            out = fold[case] == number
-            fitted = experts(space.rows(~out), Z[~out], texts, rho=RHO[deep])
-            z[out] = fitted.logits(space.rows(out), kappa)
-        return z
-
     apart = replace(space, compared=tuple(X - common_part(X, case)[case] for X in space.compared))
+    crossed = [_CrossFit(where, texts, RHO[deep], fold[case]) for where in (apart, space)]
     best, least = by_text, torch.inf
     starts = ((by_text, config.kappa0), (labels[case], 0.0))
-    for where, (start, kappa) in product((apart, space), starts):
-        shown, z = start, ask(where, start, kappa)
+    for cross, (start, kappa) in product(crossed, starts):
+        shown, z = start, cross.logits(case_weights(start, case, classes), kappa)
         for _ in range(_ROUNDS):
             before, shown = shown, _shown(z, case, labels, text.normal)
             if bool((shown == before).all()):
                 break
-            z = ask(where, shown, kappa)
+            z = cross.logits(case_weights(shown, case, classes), kappa)
         loss = best_pooling(z, case, labels, text.normal)[1]
         if loss < least:
             best, least = shown, loss
     return best
+
+
+class _CrossFit:
+    """Experts that have not learned from the rows they are asked about.
+
+    Their sums of squares change with the weights of few rows from one round to the next.
+    """
+
+    def __init__(self, space: Space, texts: Texts, rho: float, fold: Tensor) -> None:
+        self._space, self._texts, self._rho = space, texts, rho
+        self._parts = [(fold == number).nonzero().squeeze(1) for number in fold.unique().tolist()]
+        self._held = [space.rows(part) for part in self._parts]
+        self._w = space.v.new_zeros(len(fold))
+        widths = [X.shape[1] for X in space.compared]
+        self._whole, *self._sums = (
+            [space.v.new_zeros(d, d) for d in widths] for _ in range(len(self._parts) + 1)
+        )
+
+    def logits(self, Z: Tensor, kappa: float) -> Tensor:
+        """Logits [N, C] of all rows by the experts of the others, with weights Z [N, C]."""
+        w = Z.sum(1)
+        for (held, part), sums in zip(self._pairs(), self._sums, strict=True):
+            change = (w - self._w)[part]
+            changed = change.nonzero().squeeze(1)
+            more = totals(held.rows(changed), change[changed])
+            for total, part_total, change_of in zip(self._whole, sums, more, strict=True):
+                total += change_of
+                part_total += change_of
+        self._w = w
+        z = torch.empty_like(Z)
+        for (held, part), sums in zip(self._pairs(), self._sums, strict=True):
+            known = [total - gone for total, gone in zip(self._whole, sums, strict=True)]
+            kept = Z.index_fill(0, part, 0.0)
+            fitted = experts(self._space, kept, self._texts, rho=self._rho, known=known)
+            z[part] = fitted.logits(held, kappa)
+        return z
+
+    def _pairs(self) -> Iterator[tuple[Space, Tensor]]:
+        return zip(self._held, self._parts, strict=True)
 
 
 def folds(labels: Tensor, most: int) -> Tensor | None:
@@ -100,7 +130,7 @@ def _shown(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int]) -> Te
         score = near.gather(1, case_label.unsqueeze(1)).squeeze(1)
         return torch.where((score > 0) | _best(score, case), case_label, -1)
     near = relative(z, normal)
-    low = torch.stack([part.quantile(_USUAL, dim=0) for part in near.split(_sizes(case))])
+    low = _usual(near, case)
     out = near - low[case]  # how far an image stands out
     of_normal = torch.isin(case_label, torch.tensor(list(normal)))
     nothing = torch.tensor(list(normal))[z[:, list(normal)].argmax(1)]
@@ -120,15 +150,20 @@ def _shown(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int]) -> Te
     return shown
 
 
-def _sizes(case: Tensor) -> list[int]:
-    """The images of each case, which are next to each other."""
-    return list(torch.bincount(case).tolist())
+def _usual(near: Tensor, case: Tensor) -> Tensor:
+    """The quantile of each case [B, C] that its images, next to each other, stand out from."""
+    sizes = torch.bincount(case)
+    usual = near.new_empty(len(sizes), near.shape[1])
+    for size in sizes.unique().tolist():  # cases of equal size at once
+        chosen = sizes == size
+        together = near[chosen[case]].view(-1, size, near.shape[1])
+        usual[chosen] = together.quantile(_USUAL, dim=1)
+    return usual
 
 
 def _best(score: Tensor, case: Tensor) -> Tensor:
     """Which images [N] have the highest score of their case."""
-    top = torch.stack([part.max() for part in score.split(_sizes(case))])
-    return score >= top[case]
+    return score >= pooled(score.unsqueeze(1), case, 0.0).squeeze(1)[case]
 
 
 def _others(z: Tensor) -> Tensor:

@@ -140,8 +140,9 @@ def visual(X: Tensor, Z: Tensor, total: Tensor, *, rho: float) -> Linear:
     the weights w of rows, the sums of Z over classes.
     """
     n, means, m, delta = _means(X, Z)
-    between = (delta * (n / (1 + n)).unsqueeze(1)).mT @ delta
-    S = (total - (means * n.unsqueeze(1)).mT @ means + between) / n.sum()
+    between = delta * (n / (1 + n)).unsqueeze(1)
+    less = torch.cat([-means * n.unsqueeze(1), between])
+    S = torch.addmm(total, less.mT, torch.cat([means, delta])).div_(n.sum())
     S.diagonal().add_(ridge_of(S.trace(), n.sum(), rho))
     W = torch.cholesky_solve(delta.mT, torch.linalg.cholesky(S)).mT  # [C, d]
     return W, -(W * delta).sum(1) / 2 - W @ m

@@ -14,7 +14,6 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig
 from ogkd.methods import PromptConfig, TextSide, register
-from ogkd.methods.coop import CrossEntropy
 from ogkd.methods.promptsrc import AnchoredConfig, AnchoredObjective
 from ogkd.methods.tower_method import Shapes, TowerMethod
 
@@ -87,9 +86,6 @@ class MaPLe(TowerMethod[MaPLeConfig]):
         words = torch.cat([parts["context"].unsqueeze(0), parts["P"]])  # [J, n, w]
         V = words @ parts["L"].mT + parts["l"].unsqueeze(1)
         return DeepPrompts(V, parts["P"], backbone.leading_tokens)
-
-    def objective(self, text: TextSide) -> CrossEntropy:
-        return CrossEntropy(text.backbone.logit_scale)
 
 
 class PromptSRCConfig(AnchoredConfig, DeepConfig):

@@ -113,9 +113,9 @@ class PromptMethod(Method[PromptConfigT]):
                 return super().fit_many(methods, supports, text, seeds=seeds, folder=folder)
             objective = EachRun(objectives)
         learner = first.learner(text)
-        checkpoint = log = note = None
+        checkpoint = log = None
         if folder is not None:
-            log, note = folder.log, folder.note
+            log = folder.log
         if folder is not None and folder.path is not None:
             checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
         text.backbone.release()  # images and texts are encoded
@@ -128,7 +128,6 @@ class PromptMethod(Method[PromptConfigT]):
             text_dropout=first.text_dropout,
             checkpoint=checkpoint,
             log=log,
-            note=note,
         )
         return [first.head(learner, context) for context in contexts]
 

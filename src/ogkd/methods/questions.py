@@ -2,7 +2,7 @@
 
 A method fits each question by itself: for several findings F problems of two classes, absent and
 present. Which other finding an image shows plays no part: sharing a covariance between findings
-would hide each from itself (docs/evidence/findings.md).
+would hide each from itself (docs/evidence/cases.md).
 """
 
 from __future__ import annotations

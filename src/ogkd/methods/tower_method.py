@@ -19,8 +19,10 @@ from ogkd.backbones.changes import Change, towers_of, with_change
 from ogkd.core.batches import Batch, batch_slices
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PackedLearner, PromptLearner
+from ogkd.core.training import Objective
 from ogkd.errors import ConfigError
 from ogkd.methods.base import Folder, Support, TextSide
+from ogkd.methods.coop import CrossEntropy
 from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.prompt_method import PromptConfigT, PromptMethod
 
@@ -96,6 +98,10 @@ class TowerMethod(PromptMethod[PromptConfigT]):
     @abstractmethod
     def change(self, backbone: Backbone, parts: Mapping[str, Tensor]) -> Change:
         """What these tensors change."""
+
+    def objective(self, text: TextSide) -> Objective:
+        """Cross-entropy, unless a method has more."""
+        return CrossEntropy(text.backbone.logit_scale)
 
     def extra(self, backbone: Backbone, pixels: Tensor, change: Change) -> dict[str, Tensor]:
         """What the objective needs besides the features, of each run; after both passes."""

@@ -13,8 +13,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.backbones.changes import Change, towers_of
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig
-from ogkd.methods import PromptConfig, TextSide, register
-from ogkd.methods.coop import CrossEntropy
+from ogkd.methods import PromptConfig, register
 from ogkd.methods.tower_method import Shapes, TowerMethod
 from ogkd.progress import progress_bar
 
@@ -87,9 +86,6 @@ class CLIPSVD(TowerMethod[CLIPSVDConfig]):
         known = factors(backbone)
         return _weights({name: known[name][0] * s @ known[name][2] for name, s in parts.items()})
 
-    def objective(self, text: TextSide) -> CrossEntropy:
-        return CrossEntropy(text.backbone.logit_scale)
-
 
 def factors(backbone: Backbone) -> dict[str, Factors]:
     """The singular value decomposition of each layer, computed once per loaded model."""
@@ -159,6 +155,3 @@ class CLIPLoRA(TowerMethod[CLIPLoRAConfig]):
         for tower, name, weight in block_weights(backbone):
             if name.split(".")[-2] in _ATTENTION:
                 yield tower, name, (weight.shape[0], weight.shape[1])
-
-    def objective(self, text: TextSide) -> CrossEntropy:
-        return CrossEntropy(text.backbone.logit_scale)

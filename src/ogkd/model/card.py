@@ -122,6 +122,7 @@ class ModelCard(BaseModel):
     config: dict[str, Any]
     asks: dict[str, Any]  # the task, as `Task.as_json` writes it
     backbone: BackboneCard
+    teacher: BackboneCard | None = None  # that it learned from; not needed for predictions
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
     prompts: str | None = None  # name of the bank; None: templates
     prompts_sha256: str = ""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.backbones.builtin import domain_warning
+from ogkd.backbones.merging import write_backbone
 from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case, Dataset
 from ogkd.data.grouping import Grouping
@@ -225,6 +226,10 @@ class Classifier:
             write_calibration(folder, self.card, calibration)
         else:
             write_text(folder / README, readme(self.card, None), ours=True)
+
+    def export_backbone(self, folder: str | Path) -> Path:
+        """Write the towers that the fit has tuned as a backbone of its own, if weights suffice."""
+        return write_backbone(self.backbone, folder)
 
     def push_to_hub(self, hub_id: str, *, private: bool = True, message: str = "ogkd") -> str:
         """Write the model to the hub as "org/name" and return its address; `ogkd.load` reads it.

@@ -5,7 +5,7 @@
 A linear head's lead of a class (`Task.lead`: its logit above the mean of the others) is a sum over
 the tokens of the last layers of the tower, so each place of the image has its part in it
 (`ogkd.backbones.token_parts`). Similarity of patches to the class was dropped: it was no better
-than random places (docs/evidence/evidence-maps.md).
+than random places (docs/evidence/trust.md).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,6 +21,7 @@ from ogkd.model.classifier import CARD, LOG, WEIGHTS, Classifier, read_history
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.share import is_hub_id, pull
 
+log = logging.getLogger("ogkd.load")
 _MOST = 1 << 32  # bytes of weights
 
 
@@ -75,15 +77,24 @@ def _backbone(
                 "is not known on this machine: say where it is.",
                 argument="backbone",
             )
-        backbone = load_backbone(source, device=device, engine=engine or card.backbone.engine)
-    digest = backbone.digest
-    if engine is not None:  # the user asked for it: only the weights must be the same
-        digest = digest_with(without_engine(backbone).digest, card.backbone.engine)
+        backbone = load_backbone(source, device=device)
+        try:
+            backbone = with_engine(backbone, engine or card.backbone.engine)
+        except ConfigError:  # this machine cannot: the reference always can
+            if engine is not None:
+                raise
+    # Another engine is allowed, with a note; the weights must be the same.
+    digest = digest_with(without_engine(backbone).digest, card.backbone.engine)
     if digest != card.backbone.digest:
         raise BackboneError(
             f"{folder} was fitted with another backbone ('{card.backbone.name}', digest "
             f"{card.backbone.digest[:12]}) than '{backbone.name}' ({digest[:12]}).",
             argument="backbone",
+        )
+    if engine is None and backbone.engine != card.backbone.engine:
+        log.warning(
+            f"Note: {folder} was fitted with the engine {card.backbone.engine}, but "
+            f"{backbone.engine} encodes the images here: probabilities differ a little."
         )
     return backbone
 

@@ -61,8 +61,10 @@ def is_loopback(host: str) -> bool:
         return False  # a name may resolve to anything
 
 
-def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[str], None]) -> None:
-    """Serve an app until Ctrl-C; `say` receives the address once it responds.
+def serve(
+    make: Callable[[Path], Guard], settings: Settings, *, ready: Callable[[str], None]
+) -> None:
+    """Serve an app until Ctrl-C; `ready` receives the address once it responds.
 
     `make` is given a folder for uploads that only this user can read; it is removed at the end.
     """
@@ -87,7 +89,7 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets=sockets)
-                say(address)
+                ready(address)
 
         # uvicorn shuts the server down and then raises the signal again.
         with contextlib.suppress(KeyboardInterrupt):
@@ -95,10 +97,10 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
 
 
 def serve_models(
-    models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]
+    models: Sequence[Model], settings: Settings, *, ready: Callable[[str], None]
 ) -> None:
     """Serve the page and the API of fitted models until Ctrl-C."""
-    serve(lambda folder: make_app(models, folder, settings), settings, say=say)
+    serve(lambda folder: make_app(models, folder, settings), settings, ready=ready)
 
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:

@@ -7,10 +7,12 @@ finished.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from ogkd.bench.compare import published_elsewhere
 from ogkd.bench.figures import style
 from ogkd.bench.figures.style import Drawn, shown
 from ogkd.bench.tidy import Condition
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ogkd.bench.figures import FigureInput
+    from ogkd.bench.runs import Plan
 
+_HOLLOW = "Hollow: published elsewhere, with the authors' own settings and backbone"
+_MARKERS = "osD^v<>pPX"  # of what is published elsewhere
 _TICKS = 6  # labels that fit below a small panel
 _AXES = {
     "shots": "Shots per class",
@@ -45,7 +50,19 @@ def few_shot(given: FigureInput, *, average: bool) -> Drawn:
     points = summary.averages(groups)
     points["panel"] = points["group"]
     points = points[points["part"] == "test"]
-    yield "few-shot-average" if average else "few-shot", _draw(points, given, "shots")
+    elsewhere = _elsewhere(plan, len(summary.datasets)) if "" in groups else {}
+    name = "few-shot-average" if average else "few-shot"
+    yield name, _draw(points, given, "shots", elsewhere)
+
+
+def _elsewhere(plan: Plan, datasets: int) -> dict[str, pd.Series]:
+    """Averages over as many of the paper's datasets that papers print: accuracy by shots."""
+    table = published_elsewhere(plan)
+    if table.empty:
+        return {}
+    rows = table[table["datasets"] == str(datasets)].set_index("method").filter(like="K=")
+    rows = rows.rename(columns=lambda name: int(name[2:])).apply(pd.to_numeric)
+    return {str(method): row.dropna() for method, row in rows.iterrows()}
 
 
 def sweep(given: FigureInput) -> Drawn:
@@ -71,8 +88,13 @@ def _position(condition: Condition, axis: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _draw(points: pd.DataFrame, given: FigureInput, axis: str) -> Figure:
-    """Draw the finished points of each panel, with one legend."""
+def _draw(
+    points: pd.DataFrame,
+    given: FigureInput,
+    axis: str,
+    elsewhere: Mapping[str, pd.Series] = MappingProxyType({}),
+) -> Figure:
+    """Draw the finished points of each panel, with one legend, and what is published elsewhere."""
     summary, pair = given.accuracy, given.pair or ()
     is_finished = points["value"].notna() & (points["done"] == points["planned"])
     missing = len(points) - int(is_finished.sum())
@@ -96,11 +118,13 @@ def _draw(points: pd.DataFrame, given: FigureInput, axis: str) -> Figure:
         _draw_panel(ax, panel, look, handles, bands)
         _ticks(ax, panel, logarithmic=axis == "shots")
         ax.set_title(shown(title, 36), loc="left")
+        for marker, (name, values) in zip(_MARKERS, elsewhere.items(), strict=False):
+            (handles[shown(name)],) = ax.plot(values, marker, color="#666666", fillstyle="none")
     style.legend_below(figure, handles)
     seeds = pluralize(len({run.spec.seed for _, run in given.runs}), "seed")
     bars = "; band: ± std over seeds" if seeds != "1 seed" else ""
     words = f"Not finished, left out: {pluralize(missing, 'point')}" if missing else ""
-    style.header(figure, f"Mean of {seeds}{bars}", words)
+    style.header(figure, f"Mean of {seeds}{bars}", words, _HOLLOW if elsewhere else "")
     return figure
 
 

@@ -4,7 +4,7 @@ The objective is coverage: an image is covered as well as the most similar image
 covers it. At first each image counts the same, so that the choice is that of medoids: one typical
 image of each kind. Once each class has images, an image counts as much as the model is unsure of
 it: a typical image of each uncertain region is asked for, and not ten neighbours on a border.
-Constants were chosen on training and validation images (docs/evidence/labelling.md).
+Constants were chosen on training and validation images (docs/evidence/fused.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -50,10 +50,8 @@ log = logging.getLogger("ogkd.serve.studio")
 class Session:
     """Owns the threads. What others read of it is replaced whole, never changed in place."""
 
-    def __init__(
-        self, project: Project, *, device: str = "auto", say: Callable[[str], None] | None = None
-    ) -> None:
-        self.project, self.device, self.say = project, device, say
+    def __init__(self, project: Project, *, device: str = "auto") -> None:
+        self.project, self.device = project, device
         self.gallery = Gallery([], [])
         self.backbone: Backbone | None = None
         self.fitted: Fitted | None = None
@@ -269,7 +267,7 @@ class Session:
         name = self.project.backbone
         if name == AUTO:
             step = max(1, len(self.gallery) // _SAMPLE)
-            name = choose_backbone(self.gallery.refs[::step][:_SAMPLE], say=self.say)
+            name = choose_backbone(self.gallery.refs[::step][:_SAMPLE])
         return load_backbone(name, device=self.device)
 
     def _fit(self, turn: int) -> None:
