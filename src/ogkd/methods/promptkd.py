@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import BatchNorm1d, Linear, ReLU, Sequential
+from torch.nn import BatchNorm1d, Linear, Parameter, ReLU, Sequential
 from torch.nn.functional import normalize
-from torch.nn.init import uniform_
-from torch.nn.utils import skip_init
 from torch.optim import SGD
 
 from ogkd.backbones import Backbone, load_backbone
@@ -110,7 +108,7 @@ class PromptKD(Method[PromptKDConfig]):
         images = Support(FixedViews(ImageFeatures(teacher.rows.unsqueeze(1))), labels)
         T = make_method(_STAGE_ONE, preset="auto").fit(images, text, seed=seed).class_texts
         assert T is not None
-        return T
+        return T.cpu()
 
     def _distilled(
         self, v: Tensor, log_q: Tensor, T: Tensor, scale: float, seed: int
@@ -118,12 +116,9 @@ class PromptKD(Method[PromptKDConfig]):
         """Train the MLP on images v [M, d] with the teacher's log-probabilities [M, C]."""
         config, generator = self.config, torch.Generator().manual_seed(seed)
         d, e = v.shape[1], T.shape[1]
-        first, norm, second = skip_init(Linear, d, e), BatchNorm1d(e), skip_init(Linear, e, e)
+        first, norm = _linear(d, e, generator), BatchNorm1d(e)
+        second = _linear(e, e, generator)
         network = Sequential(first, norm, ReLU(), second)
-        for layer in (first, second):
-            bound = layer.in_features**-0.5
-            for parameter in layer.parameters():
-                uniform_(parameter, -bound, bound, generator=generator)
         optimiser = SGD(network.parameters(), lr=config.lr, momentum=0.9, weight_decay=5e-4)
         schedule = TrainConfig(epochs=config.epochs, lr=config.lr)
         for epoch in range(config.epochs):
@@ -148,6 +143,17 @@ class PromptKD(Method[PromptKDConfig]):
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         T, *layers = take(tensors, T="Ce", W1="hd", b1="h", W2="eh", b2="e")
         return ProjectedHead(T, float(tensors["scale"]), *layers)
+
+
+def _linear(width: int, out: int, generator: torch.Generator) -> Linear:
+    """A layer with the usual start, drawn from this generator alone."""
+    layer, bound = Linear(width, out, device="meta"), width**-0.5
+
+    def drawn(*shape: int) -> Parameter:
+        return Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
+
+    layer.weight, layer.bias = drawn(out, width), drawn(out)
+    return layer
 
 
 def _with_pool(rows: Tensor, pool: Tensor | None) -> Tensor:
