@@ -14,10 +14,9 @@ from ogkd.cli.commands import CommandGroup
 from ogkd.cli.options import print_table, say
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
-from ogkd.prompts.bank import bank_digest, read_bank, shipped_banks
+from ogkd.prompts.bank import bank_digest, modality_bank, read_bank, require_classes, shipped_banks
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
-from ogkd.prompts.templates import modality_bank, require_classes
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
 
