@@ -6,8 +6,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+LOWEST ?= $(or $(TMPDIR),/tmp)/ogkd-lowest
 
-.PHONY: demo check test hostile lowest coverage evidence audit dist lint format docs browser lock clean
+.PHONY: demo check test hostile fuzz lowest coverage evidence audit dist lint format docs browser lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
@@ -18,10 +19,18 @@ check: lint
 test: $(VENV)/.dev
 	$(PYTEST) $(PYTEST_ARGS)
 
-# Every hostile input in every place and a fault at every operation on files: for the night. In memory where
-# the system has room for files there: a disk would take most of the time.
-hostile: $(VENV)/.dev
-	OGKD_HOSTILE=all TMPDIR=$$(test -w /dev/shm && echo /dev/shm || echo $${TMPDIR:-/tmp}) $(PYTEST) -o tmp_path_retention_policy=failed $$(grep -rl --include='test_*.py' OGKD_HOSTILE tests) $(PYTEST_ARGS)
+# Every hostile input in every place, a fault at every operation on files, and guided fuzzing: for the night.
+# In memory where the system has room for files there: a disk would take most of the time.
+MEMORY := TMPDIR=$$(test -w /dev/shm && echo /dev/shm || echo $${TMPDIR:-/tmp})
+hostile: fuzz
+	OGKD_HOSTILE=all $(MEMORY) $(PYTEST) -o tmp_path_retention_policy=failed $$(grep -rl --include='test_*.py' OGKD_HOSTILE tests) $(PYTEST_ARGS)
+
+# Each reader for FUZZ seconds. Atheris is no dependency: it has wheels for few systems.
+FUZZ ?= 15
+FUZZED ?= $(LOWEST)/fuzzed
+fuzz: $(VENV)/.dev
+	test -d $(LOWEST)/atheris || $(BIN)/python -m pip install --quiet --target $(LOWEST)/atheris atheris
+	$(MEMORY) PYTHONPATH=$(LOWEST)/atheris:tests $(BIN)/python -m hostile.fuzz $(FUZZED) $(FUZZ)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -56,7 +65,6 @@ evidence: $(VENV)/.dev
 
 # The fast tests with the lowest versions that pyproject.toml allows, in an environment of their own.
 # TORCH=2.13.0 keeps one version of torch; UV_FIND_LINKS names a folder of wheels that is not on PyPI.
-LOWEST ?= $(or $(TMPDIR),/tmp)/ogkd-lowest
 lowest:
 	test -x $(LOWEST)/uv/bin/uv || { $(PYTHON) -m venv $(LOWEST)/uv && $(LOWEST)/uv/bin/python -m pip install --quiet uv; }
 	@echo "$(TORCH:%=torch==%)" > $(LOWEST)/overrides.txt

@@ -53,9 +53,8 @@ def seconds_of_a_fit(name: str, epochs: int | None = None) -> float:
     preset = "auto" if "auto" in presets(name) else None
     began = time.process_time()
     ogkd.fit(
-        DATA, backbone=BACKBONE, method=name, shots=SHOTS, preset=preset, settings=settings,
-        say=lambda _: None,
-    )  # fmt: skip
+        DATA, backbone=BACKBONE, method=name, shots=SHOTS, preset=preset, settings=settings
+    )
     return time.process_time() - began
 
 

@@ -22,7 +22,7 @@ import pytest
 import ogkd.serve
 from web_client import started
 
-SECONDS = 300 if os.environ.get("OGKD_HOSTILE") == "all" else 6
+SECONDS = 120 if os.environ.get("OGKD_HOSTILE") == "all" else 6
 SLOW = 40  # connections that send half a request and wait
 GROWTH = 60 << 20  # bytes: less than two images of the largest size
 PATHS = list(json.loads(Path(ogkd.serve.__file__).with_name("openapi.json").read_text())["paths"])

@@ -134,7 +134,7 @@ def test_the_average_hm_has_two_meanings_and_we_know_which_row_has_which(novel) 
 
 def test_printed_gains_are_the_differences_of_the_printed_averages(accuracy) -> None:
     averages = accuracy.query("dataset == 'average' and setting == ''")
-    values = averages.set_index(["table", "part", "flips", "method"])["value"]
+    values = averages.set_index(["table", "part", "flips", "method"])["value"].to_dict()
     for row in (
         published().query("metric == 'accuracy_gain' and table != 'teacher-budget'").itertuples()
     ):

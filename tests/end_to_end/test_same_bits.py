@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -55,3 +60,22 @@ def test_a_fit_is_the_same_with_and_without_cached_features(method, data, tmp_pa
         fit(data, method, out=out)
         written.append((out / "weights.safetensors").read_bytes())
     assert written[0] == written[1] == written[2]
+
+
+def test_an_older_processor_changes_the_last_digits_only(data, tmp_path):
+    """Torch and its libraries are kept from the instructions of newer processors (AVX-512)."""
+    fit(data, "fused", out=tmp_path / "m")
+    older = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    older |= {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "OGKD_CACHE": str(tmp_path / "older")}
+    command = [sys.executable, "-m", "ogkd", "predict", tmp_path / "m", data / "test"]
+    rows = [
+        subprocess.run(
+            [*map(str, command), "--format", "jsonl"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[1:]), **extra},
+            capture_output=True,
+            check=True,
+        ).stdout.splitlines()
+        for extra in ({}, older)
+    ]
+    p = [[list(json.loads(row)["probabilities"].values()) for row in lines] for lines in rows]
+    np.testing.assert_allclose(*p, atol=2e-5)

@@ -47,6 +47,12 @@ def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     assert rows[0] == ("cyst", "40 (80 %)", "10 (20 %)", "0 (0 %)")
 
 
+def test_few_images_do_not_make_a_model_overconfident():
+    few, many = [[6, 4], [3, 7]], [[60, 40], [30, 70]]  # 65 % right where 80 % are stated
+    assert "may be chance with so few images" in section(outcome(few, resamples=20), "Summary")[0]
+    assert "it is overconfident" in section(outcome(many, resamples=20), "Summary")[0]
+
+
 def test_a_spread_that_is_no_evidence_is_not_shown():
     result = outcome([[4, 0], [0, 4]], resamples=20)
     assert "Few images of cyst (4) and mass (4)" in result["warnings"][0]

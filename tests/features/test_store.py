@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -41,6 +42,23 @@ def test_a_second_request_encodes_nothing_and_gives_the_same_bits(bert_backbone,
     assert (first.encoded, second.encoded) == (2 * len(files), 0)
     assert torch.equal(once.globals, again.globals)
     assert torch.equal(once.patches, again.patches)
+
+
+def test_a_backbone_may_give_features_in_any_order_in_memory(bert_backbone, files, monkeypatch):
+    expected = FeatureStore(bert_backbone).get(files, patches=True)
+    encode = bert_backbone.encode_images
+
+    def transposed(*arguments, **options):
+        found = encode(*arguments, **options)
+        patches = found.patches.mT.contiguous().mT
+        assert not patches.is_contiguous()
+        return replace(found, globals=found.globals.mT.contiguous().mT, patches=patches)
+
+    monkeypatch.setattr(bert_backbone, "encode_images", transposed)
+    monkeypatch.setattr(bert_backbone, "digest", "f" * 64)
+    found = FeatureStore(bert_backbone).get(files, patches=True)
+    assert torch.equal(found.patches, expected.patches)
+    assert torch.equal(found.globals, expected.globals)
 
 
 def test_the_address_is_the_content_not_the_name(bert_backbone, files, tmp_path):

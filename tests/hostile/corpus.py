@@ -167,10 +167,15 @@ def places() -> dict[str, str]:
                 words[words.index(flag) + 1] = "{bad}"
             else:
                 words += [flag, "{bad}"]
-            kind = str(parameter.type_descriptor.annotation)
-            if ("Path" in kind or "str" in kind) and "Literal" not in kind:
+            if _takes_text(parameter):
                 lines[f"{name} {flag or parameter.name}"] = shlex.join(words)
     return lines
+
+
+def _takes_text(parameter: Any) -> bool:
+    typed = getattr(parameter, "type_descriptor", None)  # not before typer 0.28
+    kind = str(parameter.type if typed is None else typed.annotation).lower()
+    return ("path" in kind or "str" in kind) and "literal" not in kind
 
 
 def _required(command: Any) -> Iterator[str]:

@@ -28,7 +28,7 @@ POINTS = ("replace", "rename", "fsync", "mkdir", "chmod", "link", "truncate")
 def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], None]:
     """What to call in a child: its operation `number` fails with `how`, or kills it (KILL).
 
-    The number of operations is written to `seen`.
+    A letter for each operation is written to `seen`: "w" if it may change something, or "r".
     """
 
     def install() -> None:
@@ -36,7 +36,7 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
         images: Counter[str] = Counter()
         written = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
-        def step(what: str, path: object) -> None:
+        def step(what: str, path: object, changes: bool = True) -> None:
             nonlocal count, last, in_a_row
             if isinstance(path, str | bytes | os.PathLike):
                 name = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - without its dots
@@ -49,7 +49,7 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
             if in_a_row > 2:
                 return
             count += 1
-            os.pwrite(written, b"%9d" % count, 0)
+            os.pwrite(written, b"w" if changes else b"r", count - 1)
             if count != number:
                 return
             if how == KILL:
@@ -58,7 +58,7 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
 
         def counted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(path: object, *args: Any, **options: Any) -> Any:
-                step(what, path)
+                step(what, path, what != "read")
                 return function(path, *args, **options)
 
             return call
@@ -70,7 +70,7 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
         def open_counted(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
             if isinstance(file, int):
                 return opened(file, mode, *args, **options)
-            step("open", file)
+            step("open", file, not {*mode}.isdisjoint("wax+"))
             stream = opened(file, mode, *args, **options)
             for name in ("read", "write"):
                 function = getattr(stream, name)

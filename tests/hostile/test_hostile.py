@@ -96,6 +96,7 @@ def test_a_hostile_input_ends_in_one_message_or_a_right_answer(place, kind, worl
 
 
 def settings_of_methods():
+    """Every setting of every method; values that many methods share are divided among them."""
     from ogkd.methods import METHODS
 
     def flat(values, prefix=""):
@@ -103,9 +104,14 @@ def settings_of_methods():
             nested = isinstance(value, dict) and value
             yield from flat(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
 
+    having: dict[str, list[str]] = {}
     for method in sorted(METHODS):
         for name in flat(METHODS[method].Config().model_dump(mode="json")):
-            yield from ((method, name, value) for value in NUMBERS)
+            having.setdefault(name, []).append(method)
+    for name, methods in having.items():
+        shares = min(len(methods), len(NUMBERS) // 2)  # at least two values of each setting
+        for turn, method in enumerate(methods):
+            yield from ((method, name, value) for value in NUMBERS[turn % shares :: shares])
 
 
 @pytest.mark.parametrize(("method", "name", "value"), sample(settings_of_methods()))

@@ -110,7 +110,7 @@ def _difference(run: FinishedRun) -> str:
     if name is None:
         return ""
     record = benchmarks()[name]
-    classes = {part: set(map(plain_name, run.class_names(part))) for part in run.parts}
+    classes = {part: set(map(plain_name, run.class_names(part))) for part in run.spec.parts}
     if set().union(*classes.values()) != set(map(plain_name, record.class_names)):
         return "other classes"
     if "base" in classes and classes["base"] != set(map(plain_name, record.base_classes)):
@@ -273,7 +273,7 @@ def compare_methods(
     draws: dict[str, NDArray[np.float64]] = {}
     rows = []
     for name, pair in pairs.items():
-        chosen = "test" if "test" in pair[0][0].parts else "hm"
+        chosen = "test" if "test" in pair[0][0].spec.parts else "hm"
         tables = [_right(pair, piece) for piece in measured(chosen)]
         (a, b), drawn = resample(tables, resamples=resamples, rng=rng)
         draws[name] = drawn[0] - drawn[1]

@@ -158,11 +158,6 @@ class FinishedRun:
         value = self.result.metrics[part].get(name)
         return float("nan") if value is None else value
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """("test",), or ("base", "novel")."""
-        return tuple(self.result.metrics)
-
     def class_names(self, part: str) -> tuple[str, ...]:
         return tuple(self.result.class_names[part])
 
@@ -308,7 +303,8 @@ class RunsFolder:
 
 def _read_run(folder: Path) -> FinishedRun:
     spec, result = _read(folder / "spec.json", RunSpec), _read(folder / "result.json", Result)
-    if spec.hash != folder.name or set(spec.parts) != set(result.metrics):
+    by_part = (result.metrics, result.class_names, result.normal)
+    if spec.hash != folder.name or any(set(spec.parts) != set(values) for values in by_part):
         raise DataError(f"{folder} contains another run than its name says.")
     return FinishedRun(spec, result, folder)
 

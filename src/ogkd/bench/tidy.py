@@ -131,7 +131,9 @@ class Summary:
         self.plan = plan
         self.metric = metric_named(metric)
         finished = {
-            (run.spec.hash, part): run.metric(metric, part) for _, run in runs for part in run.parts
+            (run.spec.hash, part): run.metric(metric, part)
+            for _, run in runs
+            for part in run.spec.parts
         }
         keys = ["label", "condition", "part", "dataset", "seed"]
         frame = pd.DataFrame(
@@ -284,7 +286,7 @@ def collect(folder: RunsFolder) -> pd.DataFrame:
         | {f"seconds_{phase}": seconds for phase, seconds in run.result.seconds.items()}
         | run.result.model_dump(include=_FACTS)
         for name, label, run in labelled
-        for part in run.parts
+        for part in run.spec.parts
     ]
     return pd.DataFrame(records, dtype=object)
 

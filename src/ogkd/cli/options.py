@@ -188,7 +188,7 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
             )
         try:
             settings[key] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             settings[key] = value
     return settings
 

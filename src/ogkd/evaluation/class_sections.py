@@ -77,8 +77,11 @@ def _certainty(result: Values) -> str:
     bins = [row for row in result["reliability"] if row["images"]]
     sure = sum(row["images"] * row["confidence"] for row in bins) / result["images"]
     gap = sure - result["accuracy"]
+    low, high = result["intervals"].get("accuracy") or (math.inf, -math.inf)
     if abs(gap) <= _HONEST:
         verdict = "on average its confidence is about right"
+    elif low <= sure <= high:
+        verdict = "that may be chance with so few images"
     else:
         verdict = "it is overconfident" if gap > 0 else "it is underconfident"
     advice = "" if result["calibration"] else " (not calibrated: see ogkd calibrate)"

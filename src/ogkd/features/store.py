@@ -260,11 +260,11 @@ class FeatureStore:
             if key not in self._entries:
                 # Where patches come later, the first globals stay: a tower that is asked for
                 # patches rounds in another way, and results must not depend on the order.
-                shard[key] = features.globals[row].cpu().clone()
+                shard[key] = _own(features.globals[row])
             if features.patches is not None:
-                shard[f"{key}{_PATCHES}"] = features.patches[row].half().cpu().clone()
+                shard[f"{key}{_PATCHES}"] = _own(features.patches[row].half())
             if features.deep is not None:
-                shard[f"{key}{_DEEP}"] = features.deep[row].cpu().clone()
+                shard[f"{key}{_DEEP}"] = _own(features.deep[row])
 
     def _write(self, shard: dict[str, Tensor]) -> None:
         content = save(shard)
@@ -327,7 +327,7 @@ def text_features(backbone: Backbone, texts: Sequence[str], *, root: Path | None
     if features.isfinite().all():
         # A cache that cannot be written costs time, nothing else.
         with contextlib.suppress(StorageError), write_atomically(file, ours=True) as aside:
-            aside.write_bytes(save({"features": features}, {"sha256": _digest(features)}))
+            aside.write_bytes(save({"features": _own(features)}, {"sha256": _digest(features)}))
     return features
 
 
@@ -340,6 +340,11 @@ def _read_texts(path: Path) -> Tensor | None:
     except (SafetensorError, OSError):
         return None
     return features if digest == _digest(features) else None
+
+
+def _own(rows: Tensor) -> Tensor:
+    """A copy in memory of its own, in order, as safetensors stores it."""
+    return rows.cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _digest(features: Tensor) -> str:

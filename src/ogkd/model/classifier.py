@@ -266,8 +266,8 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
 def read_history(log: Path) -> list[Mapping[str, Any]]:
     """One record for each epoch of a log: a kill cuts lines, a resume repeats epochs."""
     kept: dict[int, Mapping[str, Any]] = {}
-    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+    for line in log.read_bytes().splitlines() if log.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             entry = json.loads(line)
             kept[entry["epoch"]] = entry
     return [kept[epoch] for epoch in sorted(kept)]

@@ -74,7 +74,7 @@ def read_predictions(
             rows = [json.loads(line) for line in text.splitlines()]
             same_model = all(row["model"] == model for row in rows)
             paths = {row["path"] for row in rows}
-    except (ValueError, TypeError, LookupError, csv.Error) as error:
+    except (ValueError, TypeError, LookupError, RecursionError, csv.Error) as error:
         raise DataError(f"{path} is not a table of predictions ({error!r}).") from error
     if not same_model:
         raise DataError(f"{path} has the predictions of another model, not of {model}.")

@@ -155,7 +155,8 @@ def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]
             f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
             "and seed."
         )
-    return [_pool(*pairs[name], part) for name in sorted(pairs) for part in pairs[name][0][0].parts]
+    ordered = (pairs[name] for name in sorted(pairs))
+    return [_pool(*pair, part) for pair in ordered for part in pair[0][0].spec.parts]
 
 
 def _pool(
@@ -327,7 +328,7 @@ def class_graphs(given: FigureInput) -> Drawn:
     for run in (run for name, run in given.runs if name == label):
         first.setdefault(run.spec.dataset, run)
     for dataset, run in first.items():
-        part = run.parts[0]
+        part = run.spec.parts[0]
         W, classes = run.predictions(part).W.astype(np.float64), run.class_names(part)
         title = dataset if part == "test" else f"{dataset} ({part})"
         yield f"graph-{style.file_stem(dataset)}", _heatmap(W, classes, title)
