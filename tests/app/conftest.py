@@ -74,9 +74,9 @@ def folders(
 
 @pytest.fixture(scope="session")
 def server(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`ogkd app` with both models, as a user starts it; ended as a user ends it."""
+    """`ogkd app` with the calibrated model, as a user starts it; ended as a user ends it."""
     pytest.importorskip("uvicorn")
-    with started(tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero") as running:
+    with started(tmp_path_factory.mktemp("server"), folders / "gda") as running:
         yield running
 
 

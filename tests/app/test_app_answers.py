@@ -5,12 +5,12 @@ import pytest
 import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
-from ogkd.model import explain
+from ogkd.model import decide, explain
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.explain import EvidenceCheck
 from ogkd.model.policy import Policy
-from ogkd.serve.models import Model, answers, describe, load_models
+from ogkd.serve.models import Model, answers, describe, load_model
 from ogkd.serve.uploads import Upload
 from tiny_data import write_image
 
@@ -39,7 +39,7 @@ def model_of(classifier, name="m", *, threshold=None, policy=None):
 
 def ask(gda, image, *, images=False, model=None, **changes):
     asked = model or model_of(changed(gda, **changes))
-    return answers([asked], image, images=images)[0]
+    return next(answers(asked, image, images=images))
 
 
 def reasons(answer):
@@ -96,20 +96,12 @@ def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked
     assert "evidence" not in ask(gda, image, images=True)
 
 
-def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
+def test_an_image_is_encoded_once_for_its_answer_and_its_map(gda, image, monkeypatch):
     calls = []
-    encode = asking.encode_files
-    monkeypatch.setattr(asking, "encode_files", lambda *a, **o: calls.append(1) or encode(*a, **o))
-    first, second = answers([model_of(gda, "a"), model_of(gda, "b")], image)
+    encode = decide.encode_files
+    monkeypatch.setattr(decide, "encode_files", lambda *a, **o: calls.append(1) or encode(*a, **o))
+    assert "evidence" in ask(gda, image, images=True)
     assert len(calls) == 1
-    assert {**second, "model": "a"} == first
-
-
-def test_loaded_models_share_a_backbone_and_have_distinct_names(folders):
-    models = load_models([folders / "gda", folders / "zero", folders / "gda"])
-    assert len({id(model.classifier.backbone) for model in models}) == 1
-    assert len({model.name for model in models}) == 3
-    assert [model.name for model in load_models([folders / "zero"])] == ["zero"]
 
 
 @pytest.mark.parametrize(
@@ -122,5 +114,5 @@ def test_loaded_models_share_a_backbone_and_have_distinct_names(folders):
 )
 def test_options_that_a_model_cannot_meet_are_refused(folders, name, options, kind, argument):
     with pytest.raises(kind) as raised:
-        load_models([folders / name], **options)
+        load_model(folders / name, **options)
     assert raised.value.argument == argument

@@ -32,7 +32,7 @@ def page(case_model, tmp_path_factory):
     """Asks the app itself, without a server: page(body or files) -> status and JSON."""
     folder = tmp_path_factory.mktemp("uploads")
     settings = Settings(max_bytes=10**6)
-    app = make_app([Model("exams", Decider(case_model))], folder, settings)
+    app = make_app(Model("exams", Decider(case_model)), folder, settings)
     client = TestClient(app, base_url="http://localhost")
 
     def run(body, *, name="scan", images=False, **headers):
@@ -136,7 +136,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams
 def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
     upload = read_upload({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
     assert upload.note.count("axis=2,index=middle is used") == 2
-    given = answers([Model("m", Decider(gda))], upload, images=False)
+    given = answers(Model("m", Decider(gda)), upload, images=False)
     assert [(answer["case"], answer["images"]) for answer in given] == [
         ("a", 1),
         ("b", 1),
@@ -153,7 +153,7 @@ def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, fits, fin
     chosen = exam_images(table, "train spot 1")
     upload = read_upload({image.file: image.name for image in chosen}, whole=True)
     decider = Decider(model)
-    [answer] = answers([Model("m", decider)], upload, images=True)
+    [answer] = answers(Model("m", decider), upload, images=True)
     [decision] = decider.decide(upload.cases(model.card.grouping))
     assert answer["prediction"] == decision.prediction
     expected = dict(zip(model.class_names, decision.probabilities, strict=True))

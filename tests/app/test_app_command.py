@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,12 +25,21 @@ from ogkd.serve.server import Settings
 )
 def test_by_default_only_this_machine_is_served(monkeypatch, words, settings):
     calls = []
-    monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
-    monkeypatch.setattr(serving, "serve_models", lambda _, settings, ready: calls.append(settings))
+    decider = SimpleNamespace(notes=())
+    monkeypatch.setattr(loading, "load_model", lambda *_, **__: loading.Model("m", decider))
+    monkeypatch.setattr(serving, "serve_model", lambda _, settings, ready: calls.append(settings))
     monkeypatch.setattr(sys, "argv", ["ogkd", "app", "model", *words])
     with pytest.raises(SystemExit) as stop:
         main()
     assert (stop.value.code or 0, calls, calls[0].token) == (0, [settings], None)
+
+
+def test_a_second_model_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ogkd", "app", "model", "other"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert "other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "myhost", "", "localhost.x"])

@@ -9,7 +9,8 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from ogkd.serve.guard import COOKIE, Guard
-from ogkd.serve.server import Settings, make_app
+from ogkd.serve.server import Settings, guarded, one_worker
+from ogkd.serve.web import page_routes, use_routes
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 ADDRESS = "http://127.0.0.1:7860"
@@ -22,11 +23,19 @@ def client(**options):
     return TestClient(Guard(PlainTextResponse("inside"), **settings), base_url=ADDRESS)
 
 
+def without_model(folder, settings):
+    routes = use_routes(lambda: None, folder, settings.max_bytes, one_worker())
+    return guarded([*routes, *page_routes()], settings)
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The routes of a page without a model."""
-    app = make_app([], tmp_path_factory.mktemp("uploads"), Settings())
-    return TestClient(app, base_url=ADDRESS, follow_redirects=False)
+    return TestClient(
+        without_model(tmp_path_factory.mktemp("uploads"), Settings()),
+        base_url=ADDRESS,
+        follow_redirects=False,
+    )
 
 
 OPEN = ["/", "/favicon.ico", "/model", "/health", "/openapi.json", "/static/main.js"]
@@ -87,7 +96,7 @@ def test_the_printed_address_signs_a_browser_in_and_programs_send_the_token():
 
 
 def test_the_log_has_a_line_for_each_answer_and_no_name_of_a_file(tmp_path, capsys):
-    app = make_app([], tmp_path, Settings(access_log=True, max_bytes=10))
+    app = without_model(tmp_path, Settings(access_log=True, max_bytes=10))
     page = TestClient(app, base_url=ADDRESS)
     page.get("/model?name=Jane%20Doe.png")
     page.get("/Jane%20Doe.png")

@@ -61,11 +61,10 @@ def _without_waiting(pictures, monkeypatch):
     """Servers that answer one question and end."""
     image = ImageRef.of(sorted((pictures / "test").rglob("*.png"))[0])
 
-    def serve_models(models, settings, *, ready):
-        found = answers(
-            models, Upload({image.file: "a.png"}, [image], read_image(image)), images=True
-        )
-        assert found[0]["evidence"] is not None
+    def serve_model(model, settings, *, ready):
+        upload = Upload({image.file: "a.png"}, [image], read_image(image))
+        [answer] = answers(model, upload, images=True)
+        assert answer["evidence"] is not None
 
     def serve(make, settings, *, ready):
         make("private")
@@ -73,7 +72,7 @@ def _without_waiting(pictures, monkeypatch):
     def make_studio(session, *_):
         session.encoding.result(timeout=300)
 
-    monkeypatch.setattr("ogkd.serve.server.serve_models", serve_models)
+    monkeypatch.setattr("ogkd.serve.server.serve_model", serve_model)
     monkeypatch.setattr("ogkd.serve.server.serve", serve)
     monkeypatch.setattr("ogkd.serve.studio.routes.make_studio", make_studio)
 

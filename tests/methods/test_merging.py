@@ -11,7 +11,7 @@ from toys import pixel_support, quick, text_of
 
 import ogkd
 from ogkd.backbones import load_backbone
-from ogkd.backbones.merging import write_backbone
+from ogkd.backbones.changes import write_backbone
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.model.load import load
 from tower_folders import write_folder

@@ -14,10 +14,12 @@ from ogkd.prompts.bank import (
     bank_file,
     bank_for,
     fallback_note,
+    find_modality,
+    modalities,
+    modality_bank,
     read_bank,
     shipped_banks,
 )
-from ogkd.prompts.templates import find_modality, modalities, modality_bank
 
 NAMES = ["kidney stone", "normal"]
 

@@ -137,7 +137,7 @@ class Published(NamedTuple):
     value: float
     ours: list[str]
     note: str
-    comparable: bool
+    comparable: bool = True
 
 
 def _counterparts(
@@ -146,7 +146,7 @@ def _counterparts(
     """A part of what the paper prints for a row, `theirs`: datasets, then their average.
 
     `names` are our datasets by benchmark; `different` says how one's images or classes differ.
-    Averages are over the datasets with the benchmark's classes, on both sides.
+    An average is given if all its datasets are there with the benchmark's classes.
     """
     rows = theirs[theirs["part"] == part.removeprefix("mean-")]
     table, printed = next(iter(rows["table"]), ""), rows.set_index("dataset")["value"].to_dict()
@@ -156,42 +156,19 @@ def _counterparts(
             note = different.get(names[name], "")
             yield Published(table, name, printed[name], [names[name]], note, not note)
     # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-    if average is not None and (printed or part != "mean-hm"):
-        yield from _average(table, part, theirs, names, different, average, list(printed))
-
-
-def _average(
-    table: str,
-    part: str,
-    theirs: pd.DataFrame,
-    names: Mapping[str, str],
-    different: Mapping[str, str],
-    average: float,
-    printed: Sequence[str],
-) -> Iterator[Published]:
-    """The average of a part, over the datasets with the benchmark's classes, if there is one."""
+    if average is None or (not printed and part == "mean-hm"):
+        return
     # The paper has no base-to-novel numbers of some benchmarks.
     records = benchmarks().items()
     every = [name for name, record in records if record.base_to_novel or part == "test"]
-    ours = [name for name in (printed or every) if name in names]
-    same = [name for name in ours if names[name] not in different]
-    if not same:
-        return
-    value, complete = average, len(same) == len(every)
-    if printed:
-        value = _published_average(theirs.set_index(["part", "dataset"])["value"], part, same)
-    note = _average_note(average, value, len(same), len(every), recomputed=bool(printed))
-    if other := [f"{name} ({different[names[name]]})" for name in ours if name not in same]:
-        note = "; ".join(filter(None, [note, f"left out: {', '.join(other)}"]))
-    averaged = [names[name] for name in same]
-    yield Published(table, AVERAGE, value, averaged, note, bool(printed) or complete)
-
-
-def _average_note(printed: float, value: float, same: int, every: int, *, recomputed: bool) -> str:
-    """What the average is over, if not all datasets, or how the printed one differs."""
-    if same < every:
-        return f"both over {same} datasets" if recomputed else f"ours: {same} of {every} datasets"
-    return f"printed: {printed:.2f}" if abs(value - printed) > _ROUNDING else ""
+    every = list(printed) or every
+    same = [names[name] for name in every if name in names and names[name] not in different]
+    if len(same) == len(every):
+        value = average
+        if printed:
+            value = _published_average(theirs.set_index(["part", "dataset"])["value"], part, every)
+        note = f"printed: {average:.2f}" if abs(value - average) > _ROUNDING else ""
+        yield Published(table, AVERAGE, value, same, note)
 
 
 def _beside(average: Average, published: Published) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import report_checks
-from ogkd.cli.options import print_facts, print_json, print_table, say
+from ogkd.cli.options import print_facts, print_table, say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ def info(
         bool,
         Option("--verify", help="Hash its files, load it, compare its outputs with known ones."),
     ] = False,
-    as_json: opt.JsonOption = False,
 ) -> None:
     """Show what is known about a backbone (licence, location, sizes, hashes), or verify it."""
     from ogkd.backbones.loading import resolve
@@ -66,9 +65,6 @@ def info(
         report_checks(run_checks(name))
         return
     facts = _facts(resolve(name))
-    if as_json:
-        print_json(facts)
-        return
     sizes = {"size": facts.pop("size", None), **facts.pop("files", {})}
     print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items() if size})
 

@@ -211,16 +211,13 @@ def figure(
         list[str] | None, Argument(help="Which figures (default: all possible).")
     ] = None,
     plan: PlanOption = None,
-    pair: Annotated[
-        tuple[str, str] | None, Option(help="Labels of the two methods to compare.")
-    ] = None,
     out: Annotated[Path, Option("--out", "-o", help="Folder for SVG and PNG.")] = Path("figures"),
 ) -> None:
     """Draw the paper's figures from finished runs, as SVG and PNG."""
     _require_pandas()
     from ogkd.bench.figures import make_figures
 
-    for path in make_figures(*_chosen(runs, plan), out, names=names or None, pair=pair):
+    for path in make_figures(*_chosen(runs, plan), out, names=names or None):
         typer.echo(path)
 
 

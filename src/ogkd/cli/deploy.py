@@ -110,10 +110,9 @@ def export(
 
 
 def app(
-    models: Annotated[
-        list[Path], Argument(help="Folders written by `ogkd fit --out`; several are compared.")
-    ],
+    model: opt.ModelArgument,
     page: PageOptions,
+    more: Annotated[list[Path] | None, Argument(hidden=True)] = None,
     max_risk: opt.MaxRiskOption = None,
     coverage: opt.CoverageOption = None,
     backbone: opt.MovedBackbone = None,
@@ -124,21 +123,23 @@ def app(
     others can, by the address that is printed, which contains a secret token.
     Uploads are deleted as soon as they are answered.
     """
+    if more:
+        raise ConfigError(
+            f"One app serves one model: start another for {more[0]}.", argument="model"
+        )
     say("Starting the page: loading torch ...")
     from ogkd.model.policy import Policy
 
     policy = Policy(max_risk=max_risk, coverage=coverage)
     settings = page.settings()
-    from ogkd.serve.models import load_models
-    from ogkd.serve.server import serve_models
+    from ogkd.serve.models import load_model
+    from ogkd.serve.server import serve_model
 
-    say(f"Loading {len(models)} model(s) and their backbones ...")
-    loaded = load_models(models, backbone=backbone, device=page.device, policy=policy)
-    for model in loaded:
-        for note in model.decider.notes:
-            say(f"{model.name}: {note}")
-    serving = f"Serving {', '.join(model.name for model in loaded)}"
-    serve_models(loaded, settings, ready=partial(page.announce, serving))
+    say("Loading the model and its backbone ...")
+    loaded = load_model(model, backbone=backbone, device=page.device, policy=policy)
+    for note in loaded.decider.notes:
+        say(f"{loaded.name}: {note}")
+    serve_model(loaded, settings, ready=partial(page.announce, f"Serving {loaded.name}"))
     typer.echo("Stopped; no upload is kept.")
 
 

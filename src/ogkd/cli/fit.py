@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Argument, Option
@@ -16,9 +16,12 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
-from ogkd.cli.options import print_facts, print_json, print_table
+from ogkd.cli.options import print_facts, print_table
 from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
+
+if TYPE_CHECKING:
+    from ogkd.methods import Method
 
 # Where `ogkd fit` differs from the fields of the request; it has all others as they are.
 _OPTIONS: dict[str, Any] = {
@@ -161,59 +164,40 @@ def methods(
     preset: Annotated[
         str | None, Option(help="With NAME: the settings of this preset, not the defaults.")
     ] = None,
-    as_json: opt.JsonOption = False,
 ) -> None:
     """List the methods with their cost and needs, or explain the settings of one."""
-    from ogkd.methods import METHODS, make_method, not_built, presets, setting_help
+    from ogkd.methods import METHODS, flatten, make_method, not_built, presets, setting_help
 
-    facts: Any = [_method_facts(known) for known in sorted(METHODS)]
-    if name is not None:
-        config = make_method(name, preset=preset).config
-        settings = config.model_dump(mode="json")
-        facts = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
-        flat = dict(ogkd.methods.flatten(settings))
-        facts["preset"] = preset
-        facts["explained"] = {key: setting_help(type(config), key) for key in flat}
-    elif preset is not None:
-        raise ConfigError("It needs the NAME of a method.", argument="preset")
-    if as_json:
-        print_json(facts)
-    else:
-        for entry in facts if name is None else [facts]:
-            _print_method(entry)
-    if name is None and not as_json:
+    if name is None:
+        if preset is not None:
+            raise ConfigError("It needs the NAME of a method.", argument="preset")
+        for known in sorted(METHODS):
+            _print_method(METHODS[known])
         typer.echo("\nNamed in the literature, and not built:")
         print_facts({f"  {method}": reason for method, reason in not_built().items()})
         typer.echo("\nSettings and presets of a method: ogkd methods NAME")
+        return
+    config = make_method(name, preset=preset).config
+    _print_method(METHODS[name])
+    if settings := dict(flatten(config.model_dump(mode="json"))):
+        which = f"of {preset}" if preset else "without a preset"
+        typer.echo(f"\nSettings {which} (change one with --set NAME=VALUE):")
+        rows = [
+            (key, json.dumps(x), setting_help(type(config), key)) for key, x in settings.items()
+        ]
+        print_table(("setting", "value", "meaning"), rows)
+    if names := sorted(presets(name)):
+        typer.echo("\n  ".join(["\nPresets (--preset NAME):", *names]))
 
 
-def _method_facts(name: str) -> dict[str, Any]:
-    method = ogkd.methods.METHODS[name]
+def _print_method(method: type[Method]) -> None:
+    plugin = ogkd.plugins.name_of(method)
+    typer.echo(f"{method.name}: {method.summary}" + (f" [plugin {plugin}]" if plugin else ""))
     needs = {
         "labelled images": method.needs_images,
         "patches": method.needs_patches,
         "training": method.needs_training,
         "validation images if there are any": method.uses_validation,
     }
-    return {
-        "name": name,
-        "summary": method.summary,
-        "cost": method.cost,
-        "needs": [what for what, needed in needs.items() if needed],
-        "citation": method.citation,
-        "plugin": ogkd.plugins.name_of(method),
-    }
-
-
-def _print_method(entry: dict[str, Any]) -> None:
-    source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
-    typer.echo(f"{entry['name']}: {entry['summary']}{source}")
-    needs = ", ".join(entry["needs"]) or "nothing"
-    typer.echo(f"  {entry['cost']}; needs {needs}; {entry['citation']}")
-    if settings := dict(ogkd.methods.flatten(entry.get("settings", {}))):
-        which = f"of {entry['preset']}" if entry["preset"] else "without a preset"
-        typer.echo(f"\nSettings {which} (change one with --set NAME=VALUE):")
-        rows = [(key, json.dumps(x), entry["explained"][key]) for key, x in settings.items()]
-        print_table(("setting", "value", "meaning"), rows)
-    if presets := entry.get("presets"):
-        typer.echo("\n  ".join(["\nPresets (--preset NAME):", *presets]))
+    words = ", ".join(what for what, needed in needs.items() if needed) or "nothing"
+    typer.echo(f"  {method.cost}; needs {words}; {method.citation}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
@@ -24,8 +24,6 @@ from ogkd.fitting.request import FitRequest
 if TYPE_CHECKING:
     from ogkd.data.case import Case
     from ogkd.data.tables import Sheet
-    from ogkd.features.encode import EncodedBatch
-    from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Decision
     from ogkd.progress import Bar
@@ -106,7 +104,6 @@ def predict(
     IMAGES...` compares images with the texts of classes.
     """
     from ogkd.data.grouping import Grouping
-    from ogkd.features import encode_files
     from ogkd.model.decide import Decider
     from ogkd.model.policy import Policy
     from ogkd.model.table import read_predictions, row_writer
@@ -141,10 +138,7 @@ def predict(
     for note in decider.notes:
         say(note)
 
-    def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        return encode_files(classifier.backbone, refs, patches=False, deep=classifier.deep)
-
-    decisions = decider.decide(todo, encode, crops=explain is not None)
+    decisions = decider.decide(todo, crops=explain is not None)
     first = list(islice(decisions, 1))  # what cannot be answered fails before anything is written
     output: AbstractContextManager[TextIO | Sheet] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = nullcontext()

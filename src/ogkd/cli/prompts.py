@@ -11,13 +11,12 @@ from typer import Argument, Option
 
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
-from ogkd.cli.options import print_json, print_table, say
+from ogkd.cli.options import print_table, say
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
-from ogkd.prompts.bank import bank_digest, read_bank, shipped_banks
+from ogkd.prompts.bank import bank_digest, modality_bank, read_bank, require_classes, shipped_banks
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
-from ogkd.prompts.templates import modality_bank, require_classes
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
 
@@ -31,15 +30,12 @@ def show(
         Path | None,
         Argument(help="A file or the name of a bank (default: list the banks there are)."),
     ] = None,
-    as_json: opt.JsonOption = False,
 ) -> None:
     """List the banks that there are, or print the texts of one."""
     released = [RELEASED] if released_path().is_file() else []
     names = [bank] if bank else [*shipped_banks(), *released]
     banks = {str(name): read_bank(name) for name in names}
-    if as_json:
-        print_json(banks if bank is None else banks[str(bank)])
-    elif bank is None:
+    if bank is None:
         cells = [[name, _count(texts), ", ".join(texts)] for name, texts in banks.items()]
         print_table(("bank", "prompts", "classes"), cells)
     else:

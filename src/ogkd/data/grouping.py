@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import shorten
 
 from ogkd.data.case import Case, Dataset, images_of
 from ogkd.data.names import first_lines
@@ -261,13 +260,8 @@ def _warn_of_irregularities(
 
 def _irregularities(headers: Sequence[Series]) -> Iterator[str]:
     """What is wrong with the slices of one series."""
-    numbers = Counter(h.number for h in headers if h.number is not None)
-    between = range(min(numbers, default=0), max(numbers, default=-1) + 1)
-    missing = [str(number) for number in between if number not in numbers]
-    repeated = [str(number) for number in between if numbers[number] > 1]
-    for instances, what in ((missing, "is missing"), (repeated, "occurs more than once")):
-        if instances:
-            shown = shorten(", ".join(instances), 40, placeholder=" ...")
-            yield f"instance {shown} {what}"
+    numbers = sorted(h.number for h in headers if h.number is not None)
+    if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        yield "instances are missing or occur more than once"
     if len({h.normal for h in headers if h.normal}) > 1:
         yield "slices of more than one orientation"

@@ -40,7 +40,7 @@ from ogkd.model.classifier import (
     read_history,
 )
 from ogkd.model.load import load
-from ogkd.prompts.templates import require_classes
+from ogkd.prompts.bank import require_classes
 
 P = ParamSpec("P")
 _log = logging.getLogger("ogkd.fit")

@@ -29,7 +29,6 @@ from ogkd.methods.ranking import Ranked
 from ogkd.methods.registry import (
     DEFAULT,
     METHODS,
-    PAPER,
     flatten,
     make_method,
     not_built,
@@ -41,7 +40,6 @@ from ogkd.methods.registry import (
 __all__ = [
     "DEFAULT",
     "METHODS",
-    "PAPER",
     "Batch",
     "FeatureMethod",
     "FindingsHead",

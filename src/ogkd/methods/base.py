@@ -125,7 +125,6 @@ class Method(ABC, Generic[ConfigT]):
     supports: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_many`
-    tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values
     augmented: ClassVar[int] = 1  # views per image of the benchmark's code, if `as_benchmarked`
 
     def __init__(self, config: ConfigT) -> None:

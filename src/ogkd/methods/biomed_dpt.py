@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -38,10 +37,6 @@ class BiomedDPT(AnchoredMethod[BiomedDPTConfig]):
     name = "biomed-dpt"
     summary = "learned context near the prompt bank's texts, four patches blanked"
     citation = "Peng et al. 2025, Biomed-DPT: Dual Modality Prompt Tuning"
-    tunable: ClassVar = {
-        "lambda_l1": (5.0, 12.5, 25.0, 50.0),
-        "lambda_kl": (0.25, 0.5, 1.0, 5.0, 20.0),
-    }
 
     def tower(self, backbone: Backbone, tensors: Mapping[str, Tensor]) -> Backbone:
         if not self.config.blank:

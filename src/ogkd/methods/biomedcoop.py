@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -57,11 +56,6 @@ class BiomedCoOp(PromptMethod[BiomedCoOpConfig]):
     name = "biomedcoop"
     summary = "learned context kept near the prompt bank, distilled from selected prompts"
     citation = "Koleilat et al. 2025, BiomedCoOp"
-    tunable: ClassVar = {
-        "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
-        "lambda_kdsp": (0.25, 0.5, 1.0, 2.0, 20.0),
-        "tau": (1.25, 1.5, 2.0),
-    }
 
     @property
     def text_dropout(self) -> bool:

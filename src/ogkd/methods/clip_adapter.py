@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -70,7 +69,6 @@ class ClipAdapter(FeatureMethod[ClipAdapterConfig]):
     name = "clip-adapter"
     summary = "a small network on the image feature, mixed with it"
     citation = "Gao et al., CLIP-Adapter, IJCV 2023"
-    tunable: ClassVar = {"ratio": (0.2, 0.4, 0.6, 0.8), "lr": (0.001, 0.01, 0.1)}
     augmented = 20  # one for each epoch
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:

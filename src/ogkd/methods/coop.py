@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -38,7 +37,6 @@ class CoOp(PromptMethod[CoOpConfig]):
     name = "coop"
     summary = "learned context, cross-entropy alone"
     citation = "Zhou et al. 2022, Learning to Prompt for Vision-Language Models"
-    tunable: ClassVar = {"train.lr": (0.0005, 0.002, 0.008)}
 
     def objective(self, text: TextSide) -> CrossEntropy:
         return CrossEntropy(text.backbone.logit_scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -42,7 +41,6 @@ class GraphAdapter(FeatureMethod[GraphAdapterConfig]):
     name = "graph-adapter"
     summary = "class texts adapted by a graph of texts and a graph of image means"
     citation = "Li et al., GraphAdapter, NeurIPS 2023"
-    tunable: ClassVar = {"beta": (0.1, 0.3, 0.5, 0.7, 0.9), "alpha": (0.3, 0.5, 0.7)}
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         config, scale = self.config, text.backbone.logit_scale

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -47,7 +46,6 @@ class KgCoOp(PromptMethod[KgCoOpConfig]):
     name = "kgcoop"
     summary = "learned context, its texts kept near one plain template"
     citation = "Yao et al. 2023, Visual-Language Prompt Tuning with Knowledge-guided CoOp"
-    tunable: ClassVar = {"weight": (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)}
 
     def objective(self, text: TextSide) -> KgCoOpObjective:
         T = text.single.to(text.backbone.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -150,13 +150,6 @@ class OGKD(PromptMethod[OGKDConfig]):
     summary = "learned context, teacher diffused along the class graph, globally and at patches"
     citation = "Tran and Shen, OGKD"
     needs_patches = True
-    tunable: ClassVar = {  # the ranges of the paper's table of hyper-parameters
-        "lambda_gad": (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 20.0),
-        "lambda_lgd": (0.01, 0.05, 0.25, 0.75, 2.0, 4.0),
-        "gamma": (0.05, 0.1, 0.3, 0.5, 0.7, 0.9),
-        "top_ratio": (0.03, 0.1, 0.3, 0.5, 0.8),
-        "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
-    }
     free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "alpha"})
 
     @property

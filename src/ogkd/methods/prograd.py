@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -82,7 +81,6 @@ class ProGrad(PromptMethod[ProGradConfig]):
     name = "prograd"
     summary = "learned context, steps against zero-shot knowledge are projected out"
     citation = "Zhu et al. 2023, Prompt-aligned Gradient for Prompt Tuning"
-    tunable: ClassVar = {"temperature": (0.25, 1.0, 2.0, 4.0)}
 
     def objective(self, text: TextSide) -> ProGradObjective:
         T_tea = text.single.to(text.backbone.device)

@@ -20,7 +20,6 @@ from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
 DEFAULT = "fused"  # the method of a fit that names none: the best on few images, in a second
-PAPER = "ogkd"  # the paper's
 
 MethodT = TypeVar("MethodT", bound=type[Method])
 

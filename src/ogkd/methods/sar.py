@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -75,7 +74,6 @@ class SAR(PromptMethod[SARConfig]):
     name = "sar"
     summary = "learned context, similarities among texts kept (after the paper's abstract)"
     citation = "Jung and Lee 2025, Similarity Alignment Regularization, arXiv 2502.11969"
-    tunable: ClassVar = {"weight": (0.1, 0.3, 1.0, 3.0, 10.0)}
 
     def learner(self, text: TextSide) -> PromptLearner:
         return super().learner(self._with_related(text))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.backbones.builtin import domain_warning
-from ogkd.backbones.merging import write_backbone
+from ogkd.backbones.changes import write_backbone
 from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case, Dataset
 from ogkd.data.grouping import Grouping

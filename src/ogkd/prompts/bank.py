@@ -1,6 +1,7 @@
 """Texts for classes.
 
-A bank is a JSON object of class name -> list of texts; a class without texts gets templates.
+A bank is a JSON object of class name -> list of texts; a class without texts gets templates. Those
+of a modality (`templates.toml`) are a first bank to edit.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +192,64 @@ def _check(bank: Mapping[str, Any], source: str) -> None:
             problem = f"it is the same class as '{other}'"
         if problem:
             raise ConfigError(f"{source}, class {name!a}: {problem}.", argument="prompts")
+
+
+_OPTIONAL = re.compile(r"\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Modality:
+    """An imaging modality: its names, and sentences with {class} and {organ}."""
+
+    name: str
+    title: str
+    aliases: Sequence[str]
+    templates: Sequence[str]
+
+
+@cache
+def modalities() -> dict[str, Modality]:
+    records = read_toml(Path(__file__).with_name("templates.toml"))
+    return {name: Modality(name, **record) for name, record in records.items()}
+
+
+def find_modality(name: str) -> Modality:
+    """The modality of that name or alias, in any letter case."""
+    for modality in modalities().values():
+        if fold(name) in map(fold, (modality.name, modality.title, *modality.aliases)):
+            return modality
+    raise ConfigError(
+        f"There are no templates for '{name}'.{did_you_mean(name, modalities())} Known modalities: "
+        f"{', '.join(modalities())}.",
+        argument="modality",
+    )
+
+
+def modality_bank(
+    class_names: Sequence[str], *, modality: str = "any", organ: str | None = None
+) -> dict[str, list[str]]:
+    organ = (organ or "").strip()
+    bank: dict[str, list[str]] = {}
+    for name in require_classes(class_names):
+        # In one pass, so that braces in a name are not filled.
+        slots = {"{class}": name, "{organ}": organ}
+        bank[name] = [
+            re.sub(
+                r"{class}|{organ}",
+                lambda slot, slots=slots: slots[slot[0]],  # type: ignore[misc]
+                _OPTIONAL.sub(r"\1" if organ else "", template),
+            )
+            for template in find_modality(modality).templates
+        ]
+    return bank
+
+
+def require_classes(class_names: Sequence[str]) -> list[str]:
+    """Strip class names; refuse an empty list, blank, unprintable and equal names."""
+    names = [name.replace("_", " ").strip() for name in class_names]
+    folded = {fold(name) for name in names}
+    if not names or not all(name and name.isprintable() for name in names):
+        raise ConfigError("Class names must be printable and not blank.", argument="classes")
+    if len(folded) < len(names):
+        raise ConfigError(f"A class is named twice in {', '.join(names)}.", argument="classes")
+    return names

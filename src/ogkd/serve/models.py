@@ -1,24 +1,19 @@
-"""The models that the page asks, loaded once and checked at the start, and their answers."""
+"""The model that the page asks, loaded once and checked at the start, and its answers."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from ogkd.backbones import Backbone, load_backbone
-from ogkd.backbones.engines import with_engine
 from ogkd.errors import DataError, OgkdError, OgkdWarning
-from ogkd.features.encode import EncodedBatch, encode_files
-from ogkd.images import ImageRef, data_uri, read_image
-from ogkd.model.card import ModelCard
-from ogkd.model.classifier import CARD, Classifier
-from ogkd.model.decide import Decider, Decision, Encode, engine_note
+from ogkd.images import data_uri, read_image
+from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider, Decision, engine_note
 from ogkd.model.drawing import draw
 from ogkd.model.explain import SHARE, evidence_of
 from ogkd.model.load import load
@@ -51,69 +46,30 @@ class Model:
         return engine_note(self.classifier)
 
 
-def load_models(
-    folders: Sequence[Path],
+def load_model(
+    folder: Path,
     *,
     backbone: str | None = None,
     device: str = "auto",
     policy: Policy | None = None,
-) -> list[Model]:
-    """Load model folders; models with the same backbone share it.
+) -> Model:
+    """Load a model folder; a policy that it cannot meet is refused now, not at the first upload."""
+    classifier = load(folder, backbone=backbone, device=device)
+    return Model(folder.resolve().name, Decider(classifier, policy))
 
-    A policy that a model cannot meet is refused now, not at the first upload. Each model encodes
-    images with the engine of its fit, even if `backbone` says where its backbone is now.
+
+def answers(model: Model, upload: Upload, *, images: bool = True) -> Iterator[Answer]:
+    """An answer for each case of the upload; what has none is named with the first.
+
+    Predictions and evidence maps (`images`) come from the same encodings.
     """
-    known: dict[str, Backbone] = {}
-    moved = None if backbone is None else load_backbone(backbone, device=device)
-    models = []
-    for name, folder in zip(_names(folders), folders, strict=True):
-        card = ModelCard.read(folder / CARD)
-        shared = known.get(card.backbone.digest)
-        if shared is None and moved is not None:
-            shared = with_engine(moved, card.backbone.engine)
-        classifier = load(folder, backbone=shared, device=device)
-        known[classifier.backbone.digest] = classifier.backbone
-        models.append(Model(name, Decider(classifier, policy)))
-    return models
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Folder names; equal ones with a number."""
-    last = [folder.resolve().name for folder in folders]
-    return [f"{n}. {name}" if last.count(name) > 1 else name for n, name in enumerate(last, 1)]
-
-
-def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> list[Answer]:
-    """What every model says about each case of an upload.
-
-    Models with the same backbone share encodings; predictions and evidence maps (`images`) come
-    from them.
-    """
-    known: dict[tuple[object, ...], list[EncodedBatch]] = {}
-    deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
-
-    def encode(model: Model, refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-        backbone, files = model.classifier.backbone, tuple(refs)
-        key = (backbone.digest, *files)
-        if key not in known:
-            batches = encode_files(backbone, files, deep=backbone.digest in deep)
-            # Crops of many images would fill the memory: evidence makes that of one again.
-            many = model.joins_images
-            known[key] = [replace(batch, crops=None) if many else batch for batch in batches]
-        return iter(known[key])
-
-    return [entry for m in models for entry in _answers(m, upload, partial(encode, m), images)]
-
-
-def _answers(model: Model, upload: Upload, encode: Encode, images: bool) -> Iterator[Answer]:
-    """An answer for each case of the upload; what has none is named with the first."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OgkdWarning)
         try:
             cases = upload.cases(model.classifier.card.grouping)
         except OgkdError as error:
             raise DataError(upload.in_user_words(str(error))) from None
-    decisions = list(model.decider.decide(cases, encode, crops=images))
+    decisions = list(model.decider.decide(cases, crops=images))
     answered = [decision for decision in decisions if decision.error is None]
     failures = [
         f"{decision.case.name}: {decision.error}" if cases[1:] else str(decision.error)

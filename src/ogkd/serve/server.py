@@ -96,17 +96,14 @@ def serve(
             Server(config).run(sockets=[listener])
 
 
-def serve_models(
-    models: Sequence[Model], settings: Settings, *, ready: Callable[[str], None]
-) -> None:
-    """Serve the page and the API of fitted models until Ctrl-C."""
-    serve(lambda folder: make_app(models, folder, settings), settings, ready=ready)
+def serve_model(model: Model, settings: Settings, *, ready: Callable[[str], None]) -> None:
+    """Serve the page and the API of a fitted model until Ctrl-C."""
+    serve(lambda folder: make_app(model, folder, settings), settings, ready=ready)
 
 
-def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
-    slices = (model.classifier.card.grouping.slice for model in models)
-    frame = next(filter(None, slices), MIDDLE)
-    routes = use_routes(lambda: models, folder, settings.max_bytes, one_worker(), frame=frame)
+def make_app(model: Model, folder: Path, settings: Settings) -> Guard:
+    frame = model.classifier.card.grouping.slice or MIDDLE
+    routes = use_routes(lambda: model, folder, settings.max_bytes, one_worker(), frame=frame)
     return guarded([*routes, *page_routes()], settings)
 
 

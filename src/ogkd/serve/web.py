@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +37,7 @@ log = logging.getLogger("ogkd.serve")
 
 
 def use_routes(
-    models: Callable[[], Sequence[Model]],
+    model: Callable[[], Model | None],
     folder: Path,
     max_bytes: int,
     worker: Executor,
@@ -45,17 +45,17 @@ def use_routes(
     frame: SliceRule = MIDDLE,
     **facts: Any,
 ) -> list[Route]:
-    """The routes by which models are used; `models` gives those that answer now.
+    """The routes by which a model is used; `model` gives the one that answers now, if there is one.
 
     An upload is in `folder` until `worker` has answered it; /model also gives `facts`.
     """
 
     def answer(files: Mapping[Path, str], images: bool) -> dict[str, Any]:
-        current = models()
-        if not current:
+        current = model()
+        if current is None:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        upload = read_upload(files, frame=frame, whole=any(model.joins_images for model in current))
-        given = answers(current, upload, images=images)
+        upload = read_upload(files, frame=frame, whole=current.joins_images)
+        given = list(answers(current, upload, images=images))
         height, width = upload.pixels.shape[:2]
         image = {"name": upload.name, "width": width, "height": height, "note": upload.note}
         if images:
@@ -70,8 +70,9 @@ def use_routes(
                 return problem("Send the bytes of an image file as the body of the request.")
             return JSONResponse(await asyncio.wrap_future(worker.submit(answer, files, images)))
 
-    async def model(_: Request) -> Response:
-        described = [describe(model) for model in models()]
+    async def about(_: Request) -> Response:
+        current = model()
+        described = [] if current is None else [describe(current)]
         limits = {"formats": FORMATS, "max_bytes": max_bytes}
         return JSONResponse({"models": described, "caution": CAUTION, **limits, **facts})
 
@@ -80,7 +81,7 @@ def use_routes(
 
     return [
         Route("/predict", predict, methods=["POST"]),
-        Route("/model", model),
+        Route("/model", about),
         Route("/health", health),
     ]
 

@@ -1,6 +1,6 @@
 // Uses the page as people do and prints what they meet, as one JSON object.
-// node page.mjs PLAYWRIGHT CHROMIUM ADDRESS GOOD STRANGER BROKEN SHOTS
-const [, , playwright, chromiumPath, address, good, stranger, broken, shots] = process.argv;
+// node page.mjs PLAYWRIGHT CHROMIUM ADDRESS GOOD STRANGER BROKEN SHOTS UNCALIBRATED
+const [, , playwright, chromiumPath, address, good, stranger, broken, shots, uncalibrated] = process.argv;
 const { chromium } = (await import(playwright)).default;
 
 const browser = await chromium.launch({
@@ -10,12 +10,12 @@ const browser = await chromium.launch({
 const results = { outside: [], failed: [], pageErrors: [] };
 const wait = { timeout: 90000 };
 
-async function open(options) {
+async function open(options, at = address) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
   page.on("request", (request) => {
     const url = request.url();
-    if (!url.startsWith(address) && !/^(data|blob):/.test(url)) results.outside.push(url);
+    if (!url.startsWith(at) && !/^(data|blob):/.test(url)) results.outside.push(url);
   });
   page.on("response", (response) => {
     if (response.status() >= 400) results.failed.push(`${response.status()} ${response.url()}`);
@@ -23,7 +23,7 @@ async function open(options) {
   page.on("pageerror", (error) => results.pageErrors.push(String(error)));
   // Heard from the start: playwright takes a while to intercept the dialog.
   page.on("filechooser", (chooser) => chooser.setFiles(good));
-  await page.goto(address + "/", wait);
+  await page.goto(at + "/", wait);
   await page.waitForSelector("#upload", wait);
   return page;
 }
@@ -48,7 +48,6 @@ results.good = {
   classes: await texts(light, ".card:first-child .classes tr"),
   sets: await texts(light, ".set"),
   evidence: await light.locator("figure img, .card > .notice").count(),
-  agree: await texts(light, ".agree"),
   drawn: await light.locator("main img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),
   described: await light.locator("main img").evaluateAll((all) => all.every((one) => one.alt.length > 0)),
 };
@@ -99,5 +98,11 @@ const narrow = await open({ viewport: { width: 360, height: 740 } });
 await upload(narrow, good);
 results.overflow = await narrow.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
 await narrow.screenshot({ path: `${shots}/narrow.png`, fullPage: true });
+await narrow.context().close();
+
+// A model that is not calibrated.
+const plain = await open({}, uncalibrated);
+await upload(plain, good);
+results.uncalibrated = await texts(plain, ".state");
 await browser.close();
 console.log(JSON.stringify(results));

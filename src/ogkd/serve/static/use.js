@@ -1,4 +1,4 @@
-// Ask the served models about images: an upload, and a card for each model's answer to each case.
+// Ask the served model about images: an upload, and a card for its answer to each case.
 
 import { announce, bar, dropZone, fill, h, percent, send, t } from "./dom.js";
 
@@ -48,13 +48,6 @@ const withheld = (entry) => entry.unfamiliar || entry.abstain;
 
 function answer(reply) {
   const cases = reply.models.some((entry) => caseName(reply, entry));
-  const several = reply.models.length > 1 && !cases && !reply.models.some(withheld);
-  const first = new Set(reply.models.map((entry) => entry.prediction));
-  const agree = several && h(
-    "p.agree",
-    { role: "status" },
-    first.size === 1 ? t("answer.agree", { count: reply.models.length, name: [...first][0] }) : t("answer.disagree")
-  );
   return h(
     "div.answer",
     {},
@@ -65,8 +58,7 @@ function answer(reply) {
       h("p", {}, h("strong.name", {}, reply.image.name), h("br"), t("answer.size", reply.image)),
       reply.models.some((entry) => entry.images > 1) && h("p", {}, t("case.shown")),
       cases && h("p", { role: "status" }, t("case.several")),
-      reply.image.note && h("p", {}, reply.image.note),
-      agree
+      reply.image.note && h("p", {}, reply.image.note)
     ),
     h("div.cards", {}, reply.models.map((entry, number) => card(entry, number, caseName(reply, entry))))
   );

@@ -62,11 +62,11 @@ def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
     """The page of the studio behind its guard."""
     worker, size = one_worker(), settings.max_bytes
 
-    def current() -> list[Model]:
+    def current() -> Model | None:
         fitted = session.fitted
         if fitted is None or fitted.missing:
-            return []
-        return [Model(session.project.folder.name, fitted.decider)]
+            return None
+        return Model(session.project.folder.name, fitted.decider)
 
     use = use_routes(current, folder, size, worker, studio=True)
     routes = [*use, *studio_routes(session, folder, worker), *page_routes()]
