@@ -52,9 +52,7 @@ def seconds_of_a_fit(name: str, epochs: int | None = None) -> float:
     settings = {} if epochs is None else {"train.epochs": epochs}
     preset = "auto" if "auto" in presets(name) else None
     began = time.process_time()
-    ogkd.fit(
-        DATA, backbone=BACKBONE, method=name, shots=SHOTS, preset=preset, settings=settings
-    )
+    ogkd.fit(DATA, backbone=BACKBONE, method=name, shots=SHOTS, preset=preset, settings=settings)
     return time.process_time() - began
 
 

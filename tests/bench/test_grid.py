@@ -101,7 +101,7 @@ def test_invalid_values_name_their_argument(grid_file, change, argument):
 SHIPPED = {
     "paper": ("342a5ef63c65f0df", 6363),
     "phantoms": ("d5cb994c4ac23d85", 348),
-    "real-small": ("653476be6258ad09", 804),
+    "real-small": ("ba25046c67533d00", 768),
 }
 
 

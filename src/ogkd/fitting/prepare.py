@@ -31,8 +31,7 @@ from ogkd.fitting.cases import CaseSupport
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pool import Pool, pool_for, read_pool
 from ogkd.fitting.request import FitRequest, Prompts
-from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
-from ogkd.methods.base import Teacher
+from ogkd.methods import METHODS, Method, Support, Teacher, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
     OURS,

@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.training import Objective
-from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
+from ogkd.methods.base import Method, MethodConfig, Support, Teacher, TextSide, TrainingFolder
 from ogkd.methods.carriers import find_carriers, folds
 from ogkd.methods.feature_method import (
     FeatureMethod,
@@ -56,6 +56,7 @@ __all__ = [
     "RivalConfig",
     "Rows",
     "Support",
+    "Teacher",
     "TextHead",
     "TextSide",
     "TrainConfig",
