@@ -58,10 +58,7 @@ def read_hugging_face(
     for split, part in parts.items():
         plain = part.cast_column(image, type(features[image])(decode=False))
         for number, row in enumerate(plain):
-            name = row[label]
-            if isinstance(name, int) and hasattr(features[label], "names"):
-                name = features[label].names[name] if name >= 0 else None
-            if name is None:
+            if (name := _class_of(row[label], features[label])) is None:
                 unlabelled += 1
                 continue
             path = row[image]["path"]
@@ -76,7 +73,18 @@ def read_hugging_face(
     if unlabelled:
         what = f"{pluralize(unlabelled, 'image')} of the dataset without a label:"
         dataset = replace(dataset, ignored=(*dataset.ignored, (what, "left out.")))
-    base = Path(root or "")
+    return _with_contents(dataset, contents, Path(root or ""))
+
+
+def _class_of(value: Any, feature: Any) -> Any:
+    """The name of a label, which may be stored as its number; None if there is none."""
+    if isinstance(value, int) and hasattr(feature, "names"):
+        return feature.names[value] if value >= 0 else None
+    return value
+
+
+def _with_contents(dataset: Dataset, contents: Mapping[str, bytes], base: Path) -> Dataset:
+    """The dataset with the images that it holds itself in place of files."""
     known = {str(ImageRef.of(base / path)): content for path, content in contents.items()}
     cases = []
     for case in dataset.cases:
