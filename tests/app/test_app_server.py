@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,25 @@ def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server,
     assert server.waiting() == []
     [private] = (server.folder / "temp").glob("ogkd-app-*")
     assert private.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a process can be asked only there")
+def test_uploads_of_a_killed_server_are_removed_and_no_others(tmp_path, monkeypatch):
+    from ogkd.serve.server import remove_orphans
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f"ogkd-app-{gone.pid}-x"
+    outside = tmp_path / "patients"
+    others = [tmp_path / f"ogkd-app-{os.getpid()}-x", tmp_path / "ogkd-app-x-y", outside]
+    for folder in (left, *others):
+        folder.mkdir()
+        (folder / "image.png").touch()
+    (tmp_path / f"ogkd-app-{gone.pid}-link").symlink_to(outside)
+    remove_orphans()
+    assert not left.exists()
+    assert all((folder / "image.png").exists() for folder in others)
 
 
 def test_a_name_is_a_name_and_never_a_path_or_an_address(server, folders, cyst):

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -32,6 +33,7 @@ from ogkd.serve.web import error_handlers, page_routes, use_routes
 TOKEN = "OGKD_TOKEN"
 _PORT = 7860
 _CONCURRENCY = 256  # connections; uvicorn answers more with status 503
+_UPLOADS = "ogkd-app-"  # of the folder with what is being uploaded; the process follows
 _GRACE = 60  # seconds for accepted requests after a signal; a second signal ends at once
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -70,7 +72,9 @@ def serve(
     """
     # SIGTERM unwinds as Ctrl-C does, so that the uploads are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    private = tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True)
+    remove_orphans()
+    prefix = f"{_UPLOADS}{os.getpid()}-"
+    private = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     with private as folder, contextlib.closing(_listen(settings)) as listener:
         config = uvicorn.Config(
             make(Path(folder).resolve()),
@@ -94,6 +98,23 @@ def serve(
         # uvicorn shuts the server down and then raises the signal again.
         with contextlib.suppress(KeyboardInterrupt):
             Server(config).run(sockets=[listener])
+
+
+def remove_orphans() -> None:
+    """Remove the uploads of servers that were killed, which could not do it themselves."""
+    if os.name != "posix":
+        return  # elsewhere a process cannot be asked whether it is there
+    for folder in Path(tempfile.gettempdir()).glob(f"{_UPLOADS}*-*"):
+        process = folder.name.removeprefix(_UPLOADS).partition("-")[0]
+        if not re.fullmatch("[0-9]{1,9}", process):
+            continue
+        with contextlib.suppress(OSError):
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            try:
+                os.kill(int(process), 0)  # raises if there is no such process
+            except ProcessLookupError:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve_model(model: Model, settings: Settings, *, ready: Callable[[str], None]) -> None:
