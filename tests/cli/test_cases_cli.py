@@ -174,6 +174,6 @@ def test_an_irregular_series_is_a_warning_of_fit_and_predict(ogkd, fit, tmp_path
     predicted = ogkd("predict", tmp_path / "model", tmp_path / "scans", "--format", "jsonl")
     assert [json.loads(line)["images"] for line in predicted.out.splitlines()] == [3, 2]
     for err in (fitted.err, predicted.err):
-        assert "1.2.0: instance 2 occurs more than once" in err
-        assert "1.2.1: instance 2, 3 is missing" in err
+        assert "series 1.2.0: instances are missing or occur more than once" in err
+        assert "series 1.2.1: instances are missing or occur more than once" in err
         assert "warnings.warn" not in err

@@ -200,7 +200,10 @@ def published_markdown(folder: RunsFolder, plan: Plan) -> str:
     if len(elsewhere):
         more = ["", "### Published elsewhere", "", _ELSEWHERE, "", *markdown_table(elsewhere)]
     if frame.empty:
-        nothing = "None of these runs has a counterpart in the paper's tables."
+        nothing = (
+            "None of these runs has a counterpart in the paper's tables. "
+            "An average needs all of its datasets."
+        )
         return "\n".join([nothing, *more]) + "\n"
     backbones = sorted({cell.spec.backbone for cell in plan.cells})
     prompts = prompts_used(run for _, run in folder.finished(plan))
