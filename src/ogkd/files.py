@@ -55,6 +55,8 @@ def read_bytes(path: Path, *, most: int = _SMALL) -> bytes:
     """The content of a regular file; an OSError for a pipe, a device, or more than `most` bytes."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    if path.is_symlink() and not path.exists():  # nobody meant it to be absent
+        raise OSError(errno.EINVAL, "it is a link to a file that is not there", str(path))
     if path.stat().st_size > most:
         raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:.0f} MB", str(path))
     return path.read_bytes()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, model_validator
 from torch import Tensor
 
 from ogkd.core.checkpoint import TrainingState
@@ -14,7 +14,21 @@ from ogkd.core.checkpoint import TrainingState
 _ADAM = ("exp_avg", "exp_avg_sq")  # torch's names of its two averages
 
 
-class TrainConfig(BaseModel):
+class Settings(BaseModel):
+    """Settings whose numbers tensors of single precision can hold; unknown ones are rejected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _representable(self) -> Self:
+        most = torch.finfo(torch.float32).max
+        for name, value in self:
+            if isinstance(value, float) and abs(value) > most:
+                raise ValueError(f"{name} must be at most {most:.2g}, but is {value:g}")
+        return self
+
+
+class TrainConfig(Settings):
     """Optimiser and schedule (fidelity.md, 23-26) with the released code's values.
 
     "sgd" is the released recipe. "adam" has a constant rate and drops no image; images that are
@@ -22,8 +36,6 @@ class TrainConfig(BaseModel):
     `tolerance` and `enough` end a run (`converged`). With `average`, (mean, deviation), the result
     is the contexts of all epochs, epoch e weighted by N(e; mean, deviation), as in PromptSRC.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     optimiser: Literal["sgd", "adam", "adamw"] = "sgd"  # sgd as released, adam at a constant rate
     epochs: int = Field(default=100, ge=1)  # passes over the images, at most

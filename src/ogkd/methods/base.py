@@ -13,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import NonNegativeInt
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
+from ogkd.core.optimisers import Settings
 from ogkd.errors import ConfigError
 from ogkd.features.store import text_features
 from ogkd.features.views import FixedViews, OnlineViews
@@ -25,10 +26,8 @@ from ogkd.methods.heads import Head, TextHead, take
 from ogkd.prompts.bank import SINGLE
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(Settings):
     """Settings of a method; unknown or invalid ones are rejected by name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     views: NonNegativeInt | Literal["online"] = 0  # random crops per image; 0: the whole image
 

@@ -160,12 +160,13 @@ def _listen(settings: Settings) -> socket.socket:
     for port in [_PORT, 0] if settings.port is None else [settings.port]:
         try:
             return socket.create_server((host, port), family=family, backlog=1024)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
+        except (OSError, TypeError, ValueError) as error:  # the last two: no name of a host
+            taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
             if taken and settings.port is None:
                 continue
+            reason = getattr(error, "strerror", None) or error
             raise ConfigError(
-                f"Cannot serve at {settings.host}, port {port}: {error.strerror or error}.",
+                f"Cannot serve at {settings.host}, port {port}: {reason}.",
                 argument="port" if taken else "host",
             ) from error
     raise AssertionError("there is a port to try")
