@@ -86,7 +86,7 @@ export class Gallery {
         id: `cell-${position}`,
         role: "option",
         "aria-label": [name, label ?? (state && t(`state.${state}`)) ?? guess ?? ""].filter(Boolean).join(", "),
-        "aria-selected": "false",
+        "aria-selected": String(position === this.marked), // also when it is drawn again
         title: bad ? `${data.names[row]}: ${bad}` : data.names[row],
         onclick: () => {
           this.focused = position;
@@ -113,7 +113,7 @@ export class Gallery {
   mark(position) {
     if (!this.rows.length) return;
     this.cells.get(this.focused)?.setAttribute("aria-selected", "false");
-    this.focused = Math.max(0, Math.min(this.rows.length - 1, position));
+    this.focused = this.marked = Math.max(0, Math.min(this.rows.length - 1, position));
     const { across, tall } = this.measure();
     const top = Math.floor(this.focused / across) * tall;
     if (top < this.element.scrollTop) this.element.scrollTop = top;
