@@ -177,4 +177,4 @@ def test_a_long_encoding_mentions_the_faster_engine(tiny, notes, monkeypatch, fa
     FeatureStore(tiny)._note_duration(119)
     assert not notes
     FeatureStore(tiny)._note_duration(200)
-    assert [("3 minutes" in note and "--engine auto" in note) for note in notes] == [True] * faster
+    assert [("3 minutes" in note and "engine 'auto'" in note) for note in notes] == [True] * faster

@@ -229,7 +229,7 @@ class FeatureStore:
     def _note_duration(self, seconds: float) -> None:
         if seconds > _LONG and may_be_faster(self.backbone):
             log.info(
-                f"Encoding takes about {seconds / 60:.0f} minutes. The engine auto (--engine auto) "
+                f"Encoding takes about {seconds / 60:.0f} minutes. The engine 'auto' "
                 "may shorten this: it tries half precision."
             )
 
